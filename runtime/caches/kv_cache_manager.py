@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.arrays import PageCopy
 from runtime.device.device import Device
 from runtime.errors import HearthError
+from runtime.reference.ops import PageCopy
 from runtime.tensors.buckets import bucket_for, bucket_sizes
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.tensor import Tensor

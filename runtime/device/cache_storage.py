@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import PageCopy
 from runtime.errors import HearthError
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 
 

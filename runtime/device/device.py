@@ -1,6 +1,6 @@
 """What the runtime asks of a device: memory, one stream, and the ops around an engine.
 
-The NumPy forms in `runtime.device.arrays` and `runtime.sampling` specify every op.
+The NumPy forms in `runtime.reference.ops` and `runtime.sampling` specify every op.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class StepBuffers(NamedTuple):
 
 
 class TreeBuffers(NamedTuple):
-    """Token trees, one a row; N is the largest tree. `runtime.device.tree_arrays` has the rules."""
+    """Token trees, one a row; N is the largest tree: `runtime.reference.token_trees` has rules."""
 
     ids: Tensor
     """[max batch, N] int32: the token of each node; node 0 is the row's newest token."""

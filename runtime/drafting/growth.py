@@ -18,8 +18,8 @@ from runtime.device.device import (
     StepBuffers,
     TreeBuffers,
 )
-from runtime.device.tree_arrays import NO_NODE
 from runtime.options import EagleDraftingConfig
+from runtime.reference.token_trees import NO_NODE
 from runtime.steps.bindings import StepBindings
 from runtime.steps.recordings import Execute
 from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims

@@ -4,10 +4,10 @@ import numpy as np
 
 from runtime.arrangement import Arrangement
 from runtime.device.device import PendingPaths, TreeBuffers, TreeOps
-from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.lookup import NgramIndex
 from runtime.executor.graph_cache import GraphCounters
 from runtime.options import SpeculationOptions
+from runtime.reference.token_trees import NO_NODE
 from runtime.rows import DecodingRow
 
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
-from runtime.device.arrays import PageCopy
 from runtime.device.device import Device
 from runtime.device.stream import Span
 from runtime.prefix.identities import PAGE_TOKENS
 from runtime.prefix.pages import MemoryTier, Page, Place, Rooms, Save, Tier
 from runtime.prefix.rooms import ARRIVING, STAGED
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 
 

@@ -5,9 +5,9 @@ import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.device.tree_arrays import mask_words
 from runtime.memory.sizes import draft_zero_bytes, unread_base_states, zero_bytes
 from runtime.options import EagleDraftingConfig
+from runtime.reference.token_trees import mask_words
 from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.registry import index_dtype

@@ -14,7 +14,6 @@ from runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
 from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.tree_arrays import node_depths, pack_mask
 from runtime.executor.engine import Binding
 from runtime.executor.kernels.engine import KernelsEngine
 from runtime.export.external_weights import facts_of
@@ -22,6 +21,7 @@ from runtime.export.kernels_export import kernel_tensors
 from runtime.export.layout import expected_tensors
 from runtime.export.model_config import ModelConfig
 from runtime.export.reference_pass import decode
+from runtime.reference.token_trees import node_depths, pack_mask
 from runtime.rope import rope_tables
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.dtypes import numpy_dtype
@@ -277,7 +277,7 @@ class KernelDriver:
     ) -> InferenceDims:
         """Fill the inputs of a step; `every` token gets logits, or the last of each row.
 
-        `parents` makes each row a tree, as `runtime.device.tree_arrays` has them.
+        `parents` makes each row a tree, as `runtime.reference.token_trees` has them.
         """
         batch, width = len(rows), max(map(len, rows))
         ids, positions = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int64)

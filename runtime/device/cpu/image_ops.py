@@ -2,9 +2,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from runtime.device.arrays import fill_rotary, splice_rows
 from runtime.device.image_ops import RotaryTables, check_splice
 from runtime.pictures.positions import RowPositions
+from runtime.reference.ops import fill_rotary, splice_rows
 from runtime.tensors.tensor import Tensor
 
 

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.arrays import fill_positions, look_up_embeddings
 from runtime.device.device import PathShape, PendingPaths, StepBuffers
-from runtime.device.tree_arrays import causal_words, fill_causal, gather_rows, mask_words
 from runtime.errors import HearthError
+from runtime.reference.ops import fill_positions, look_up_embeddings
+from runtime.reference.token_trees import causal_words, fill_causal, gather_rows, mask_words
 from runtime.tensors.tensor import Tensor
 
 

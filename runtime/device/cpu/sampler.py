@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import Arrangement, Seat
-from runtime.device.arrays import finite_rows
 from runtime.device.device import AcceptedPath, SamplerBuffers
 from runtime.errors import HearthError
+from runtime.reference.ops import finite_rows
 from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 
 _CHECKED = Sample(-1)

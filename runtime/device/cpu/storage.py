@@ -5,9 +5,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import PageCopy, copy_pages, move_rows, slot_index, write_rows
 from runtime.device.cache_storage import check_pages
-from runtime.device.tree_arrays import commit_path, path_moves
+from runtime.reference.ops import PageCopy, copy_pages, move_rows, slot_index, write_rows
+from runtime.reference.token_trees import commit_path, path_moves
 from runtime.tensors.tensor import Tensor
 
 

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device import tree_arrays
 from runtime.device.cpu.ops import embed
 from runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.device.top_k import top_k
+from runtime.reference import token_trees
+from runtime.reference.top_k import top_k
 from runtime.tensors.tensor import Tensor
 
 
@@ -25,16 +25,16 @@ class CpuTreeOps:
         ids[:, 0] = buffers.next_tokens.array[:rows]
         parents = trees.parents.view((rows, width))
         # What is not there is masked, and must be finite all the same.
-        known = np.where(parents > tree_arrays.NO_NODE, ids, 0)
-        _feed_tree(buffers, known, tree_arrays.pack_mask(parents), buffers.lengths.array[:rows])
+        known = np.where(parents > token_trees.NO_NODE, ids, 0)
+        _feed_tree(buffers, known, token_trees.pack_mask(parents), buffers.lengths.array[:rows])
         buffers.last_token_ids.view((rows, width))[...] = np.arange(width)
 
     def begin_proposal(self, proposal: ProposalBuffers, rows: int, top_k: int) -> None:
         """Table and first slots from logits [rows, 1, Vd] and hidden [rows, 1, H]."""
-        tree_arrays.begin_proposal(
+        token_trees.begin_proposal(
             _arrays(proposal, rows), _logits(proposal, rows, 1)[:, 0], _full_ids(proposal), top_k
         )
-        tree_arrays.begin_hidden(*_hidden(proposal, rows, 1), top_k)
+        token_trees.begin_hidden(*_hidden(proposal, rows, 1), top_k)
 
     def feed_proposal(
         self,
@@ -46,7 +46,7 @@ class CpuTreeOps:
         """Fill a draft step of all slots; `shape` is (rows, used, K), the last K selected."""
         rows, used, top_k = shape
         ids, parents = proposal.ids.array[:rows], proposal.parents.array[:rows]
-        packed = tree_arrays.pack_mask(parents)
+        packed = token_trees.pack_mask(parents)
         _feed_tree(buffers, ids, packed, lengths.array[:rows])
         buffers.last_token_ids.view((rows, top_k))[...] = np.arange(used - top_k, used)
 
@@ -54,7 +54,7 @@ class CpuTreeOps:
         self, proposal: ProposalBuffers, rows: int, top_k: int, level: int, *, last: bool
     ) -> None:
         """Enter the tokens after the slots of `level`; the best of them become slots."""
-        following = tree_arrays.extend_proposal(
+        following = token_trees.extend_proposal(
             _arrays(proposal, rows),
             _logits(proposal, rows, top_k),
             _full_ids(proposal),
@@ -62,14 +62,14 @@ class CpuTreeOps:
             last=last,
         )
         hidden, fresh = _hidden(proposal, rows, top_k)
-        tree_arrays.extend_hidden(hidden, fresh, following, (level + 1) * top_k)
+        token_trees.extend_hidden(hidden, fresh, following, (level + 1) * top_k)
 
     def finish_proposal(
         self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
         """Plant the best `width` entries; node 0 alone where a row is not speculating."""
         rows = len(speculating)
-        found = tree_arrays.finish_proposal(
+        found = token_trees.finish_proposal(
             _arrays(proposal, rows), np.array(speculating, np.bool_), width
         )
         self.plant(trees, *found)
@@ -78,7 +78,7 @@ class CpuTreeOps:
         """The best tokens as nodes of a level, and the draft's step behind them."""
         logits = chain.logits.view((rows, chain.logits.shape[-1]))
         full_ids = None if chain.full_ids is None else chain.full_ids.array
-        tokens = tree_arrays.map_ids(top_k(logits, 1), full_ids)
+        tokens = token_trees.map_ids(top_k(logits, 1), full_ids)
         chain.trees.ids.view((rows, nodes))[:, level + 1] = tokens[:, 0]
         if level + 2 == nodes:
             return
@@ -96,7 +96,7 @@ class CpuTreeOps:
         """`out[b, i] = source[b, index[b, i]]`, zeros where the index is negative."""
         size = source.shape[-1]
         dense = source.view((len(index), width, size))
-        tree_arrays.gather_rows(dense, index, out.view((*index.shape, size)))
+        token_trees.gather_rows(dense, index, out.view((*index.shape, size)))
 
 
 def _feed_tree(
@@ -105,16 +105,16 @@ def _feed_tree(
     rows, width = ids.shape
     if buffers.tree_mask is not None:
         mask = buffers.tree_mask.view((rows, width, width))
-        mask[...] = tree_arrays.unpack_mask(packed, width)
+        mask[...] = token_trees.unpack_mask(packed, width)
     if buffers.packed_mask is not None:
         buffers.packed_mask.view(packed.shape)[...] = packed
     positions = buffers.attention_pos_id.view((rows, width))
-    tree_arrays.fill_tree_positions(positions, start, tree_arrays.node_depths(packed))
+    token_trees.fill_tree_positions(positions, start, token_trees.node_depths(packed))
     embed(buffers, ids)
 
 
-def _arrays(proposal: ProposalBuffers, rows: int) -> tree_arrays.Proposal:
-    return tree_arrays.Proposal(
+def _arrays(proposal: ProposalBuffers, rows: int) -> token_trees.Proposal:
+    return token_trees.Proposal(
         *(
             tensor.array[:rows]
             for tensor in (

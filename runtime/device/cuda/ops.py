@@ -15,8 +15,8 @@ from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.upload import UploadRing
 from runtime.device.cuda.walks import CudaPendingPaths
 from runtime.device.device import PathShape, PendingPaths, StepBuffers
-from runtime.device.tree_arrays import mask_words
 from runtime.errors import HearthError
+from runtime.reference.token_trees import mask_words
 from runtime.tensors.tensor import Tensor
 
 _THREADS = 128

@@ -1,10 +1,10 @@
 import ctypes
 from collections.abc import Sequence
 
-from runtime.device.arrays import PageCopy
 from runtime.device.cuda.launch import addresses, integers
 from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.row_moves import RowsArguments
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 
 PAGES = 64

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import PageCopy
 from runtime.device.cache_storage import check_pages
 from runtime.device.cuda.element_types import copy_unit, index_type
 from runtime.device.cuda.launch import KernelLaunch
@@ -17,6 +16,7 @@ from runtime.device.cuda.programs import KernelLibrary
 from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 
 _THREADS = 256

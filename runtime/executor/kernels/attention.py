@@ -8,11 +8,8 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.launch import Launch, addresses, integers
 from runtime.device.cuda.programs import Kernels
+from runtime.reference.attention import SPAN, SPLIT
 
-SPLIT = 64
-"""Positions of a split."""
-SPAN = 4
-"""Splits of a span."""
 _WARPS = 4
 _THREADS = 32 * _WARPS
 _TILE = 16

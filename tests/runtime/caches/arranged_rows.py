@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from runtime.arrangement import Arrangement, Seat, Stale
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.arrays import PageCopy
 from runtime.device.device import Device
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 from tests.runtime.arrangements import arrangements
 

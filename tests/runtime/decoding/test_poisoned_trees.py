@@ -16,12 +16,12 @@ from runtime.decoding.speculative import SpeculativeStrategy
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers
 from runtime.device.mapped_tensors import map_tensor
-from runtime.device.tree_arrays import NO_NODE
 from runtime.drafting.eagle import EagleProposer
 from runtime.drafting.lookup_proposer import LookupProposer
 from runtime.engine_folder import EMBEDDING_FILE
 from runtime.executor.engine import EngineOptions
 from runtime.options import RuntimeOptions, SpeculationOptions
+from runtime.reference.token_trees import NO_NODE
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.rows import DecodingRow
 from tests.runtime.export.trees import export_with_draft

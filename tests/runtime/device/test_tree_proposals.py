@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.device import tree_arrays
-from runtime.device.tree_arrays import (
+from runtime.reference import token_trees
+from runtime.reference.token_trees import (
     Proposal,
     begin_hidden,
     begin_proposal,
@@ -155,7 +155,7 @@ def test_an_unstable_order_of_equal_scores_is_caught(monkeypatch: pytest.MonkeyP
     (plain,) = _plain(shape, steps, np.arange(DRAFT_VOCAB))
     ids, _ = finish_proposal(_run(shape, steps, None), everyone, 9)
     assert ids[0].tolist() == plain.finish(9)[0]
-    monkeypatch.setattr(tree_arrays, "top_k", last_first)
+    monkeypatch.setattr(token_trees, "top_k", last_first)
     ids, _ = finish_proposal(_run(shape, steps, None), everyone, 9)
     assert ids[0].tolist() != plain.finish(9)[0]
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.device import tree_arrays
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cpu.tree_ops import CpuTreeOps
 from runtime.device.device import TreeOps
+from runtime.reference import token_trees
 from runtime.tensors.tensor import Tensor
 from tests.runtime.device.tree_rounds import Rounds
 
@@ -87,7 +87,7 @@ def _fails(ops: TreeOps | None = None, rows: int = 3) -> bool:
     return False
 
 
-UNPACK = tree_arrays.unpack_mask
+UNPACK = token_trees.unpack_mask
 
 
 def test_hidden_states_gathered_in_place_are_caught() -> None:
@@ -108,7 +108,7 @@ def test_hidden_states_gathered_in_place_are_caught() -> None:
 def test_a_wrong_mask_or_position_is_caught(
     monkeypatch: pytest.MonkeyPatch, name: str, broken: Callable[..., object]
 ) -> None:
-    monkeypatch.setattr(tree_arrays, name, broken)
+    monkeypatch.setattr(token_trees, name, broken)
     assert _fails()
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import PageCopy
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.errors import HearthError
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 
 FLOAT = np.dtype(np.float32)

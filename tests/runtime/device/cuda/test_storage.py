@@ -6,11 +6,11 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import PageCopy
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.storage import CudaCacheStorage
 from runtime.errors import HearthError
+from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,6 @@ from msgspec import structs
 
 from runtime.arrangement import Arrangement, RowMove, Seat, Stale
 from runtime.caches.hybrid_cache_manager import HybridCacheManager
-from runtime.device.arrays import PageCopy
 from runtime.device.cuda.compiler import KernelCompiler
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
@@ -19,6 +18,7 @@ from runtime.device.cuda.tree_ops import CudaTreeOps
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.reference.ops import PageCopy
 from runtime.request import RequestOptions, RowRequest
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 from tests.runtime.device.cuda.tree_buffers import (

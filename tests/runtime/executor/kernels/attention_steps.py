@@ -21,7 +21,7 @@ from runtime.executor.kernels.attention import (
     plan_nodes,
     units_of,
 )
-from runtime.executor.kernels.forms_attention import attended, rotated, seen_slots
+from runtime.reference.attention import attended, rotated, seen_slots
 from runtime.tensors.dtypes import numpy_dtype
 from tests.runtime.engine_configs import small_config
 

@@ -7,9 +7,9 @@ import pytest
 
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.programs import Programs
-from runtime.device.tree_arrays import node_depths, pack_mask
 from runtime.errors import HearthError
 from runtime.executor.kernels.attention import AttentionShape
+from runtime.reference.token_trees import node_depths, pack_mask
 from tests.runtime.executor.kernels.attention_steps import (
     Array,
     Bench,

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from runtime.config import DType
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.launch import Launch
-from runtime.executor.kernels import forms
 from runtime.executor.kernels.products import Form, Products, Weight
+from runtime.reference import gemm
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.model_shapes import GPUS
 
@@ -85,8 +85,8 @@ def test_norms_and_products_of_odd_sizes(
 ) -> None:
     case = Case(lab, dtype, inputs, rows)
     weights, bias = np.concatenate(case.parts), np.concatenate(case.bias)
-    a = forms.normed(case.x, case.gain, EPS, case.dtype)
-    wanted = forms.product(a, weights, bias)
+    a = gemm.normed(case.x, case.gain, EPS, case.dtype)
+    wanted = gemm.product(a, weights, bias)
     first = case.normed(case.x[:1])[0]
     for tokens in TOKENS:
         found = case.normed(case.x[:tokens])
@@ -131,7 +131,7 @@ def test_a_residual_and_its_tap(lab: Lab, dtype: DType, inputs: int) -> None:
             )
         )
         found = lab.read(x)
-        wanted = before[:tokens] + forms.product(elements[:tokens], weights)
+        wanted = before[:tokens] + gemm.product(elements[:tokens], weights)
         assert_close(found, wanted, elements[:tokens], weights)
         taken = lab.read(tap)
         assert np.array_equal(taken[:, :72], found.astype(case.dtype))
@@ -145,9 +145,9 @@ def test_a_residual_and_its_tap(lab: Lab, dtype: DType, inputs: int) -> None:
 def test_the_activation(lab: Lab, dtype: DType, inputs: int) -> None:
     case = Case(lab, dtype, inputs, (72, 72))
     gate, up = (weight._replace(bias=0) for weight in case.weights)
-    a = forms.normed(case.x, case.gain, EPS, case.dtype)
-    first_sums, second_sums = (forms.product(a, weights) for weights in case.parts)
-    wanted = forms.gated(first_sums, second_sums, case.dtype).astype(np.float64)
+    a = gemm.normed(case.x, case.gain, EPS, case.dtype)
+    first_sums, second_sums = (gemm.product(a, weights) for weights in case.parts)
+    wanted = gemm.gated(first_sums, second_sums, case.dtype).astype(np.float64)
     slack = 2.0**-7 if dtype == "bfloat16" else 2.0**-9
     first: Array | None = None
     for tokens in TOKENS:
@@ -180,7 +180,7 @@ def test_the_head_takes_the_tokens_that_are_selected(
     for row in range(rows):
         x[row, last[row]] = taken[row]
     given, places = lab.put(x), lab.put(last.astype(np.int64))
-    a = forms.normed(taken.reshape(-1, 1024), case.gain, EPS, case.dtype)
+    a = gemm.normed(taken.reshape(-1, 1024), case.gain, EPS, case.dtype)
     weight, found = case.weights[0]._replace(bias=0), []
     # For few multiprocessors 5,000 rows are many: wide products take more than 32 tokens.
     for facts in (lab.facts, lab.facts._replace(multiprocessors=7)):
@@ -190,5 +190,5 @@ def test_the_head_takes_the_tokens_that_are_selected(
         sizes = (1024, rows, seq_len, select_len, places.address, logits.address)
         case.run(products.head(given.address, case.gain_address, EPS, weight, *sizes))
         found.append(lab.read(logits).reshape(len(a), -1))
-    assert_close(found[0], forms.product(a, weights), a, weights)
+    assert_close(found[0], gemm.product(a, weights), a, weights)
     assert np.array_equal(found[0], found[1])

@@ -6,8 +6,8 @@ from numpy.typing import NDArray
 
 from runtime.config import DType
 from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.executor.kernels import forms
 from runtime.executor.kernels.products import Form, Products, Weight
+from runtime.reference import gemm
 from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, widen
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.model_shapes import GPUS
@@ -108,8 +108,8 @@ def test_norms_and_products_of_odd_sizes(
     case = Case(lab, dtype, form, inputs, rows)
     weights = np.concatenate(case.parts)
     bias = np.concatenate([lab.read(one) for one in case.held[2:-1:3]])
-    a = forms.normed(case.x, case.gain, EPS, case.dtype)
-    wanted = forms.product(a, weights, bias)
+    a = gemm.normed(case.x, case.gain, EPS, case.dtype)
+    wanted = gemm.product(a, weights, bias)
     first = case.normed(case.x[:1])[0]
     for tokens in TOKENS:
         found = case.normed(case.x[:tokens])
@@ -146,9 +146,9 @@ def test_bytes_have_the_sums_of_the_elements_that_they_mean(lab: Lab, form: Form
 def test_gates_and_residuals(lab: Lab, form: Form) -> None:
     case = Case(lab, "float16", form, 1024, (72, 72))
     gate, up = (weight._replace(bias=0) for weight in case.weights)
-    a = forms.normed(case.x, case.gain, EPS, case.dtype)
-    gates, ups = (forms.product(a, part) for part in case.parts)
-    wanted = forms.gated(gates, ups, case.dtype).astype(np.float64)
+    a = gemm.normed(case.x, case.gain, EPS, case.dtype)
+    gates, ups = (gemm.product(a, part) for part in case.parts)
+    wanted = gemm.gated(gates, ups, case.dtype).astype(np.float64)
     elements = case.x.astype(case.dtype)
     for tokens in (1, 8, 64, 130):
         x, out = lab.put(case.x[:tokens]), lab.poison((tokens, 72), case.dtype)
@@ -161,5 +161,5 @@ def test_gates_and_residuals(lab: Lab, form: Form) -> None:
         before, inputs = np.ones((tokens, 72), np.float32), lab.put(elements[:tokens])
         stream = lab.put(before)
         lab.run(case.products.residual(inputs.address, gate, 1024, tokens, stream.address))
-        product = forms.product(elements[:tokens], case.parts[0])
+        product = gemm.product(elements[:tokens], case.parts[0])
         assert_close(lab.read(stream), 1 + product, elements[:tokens], case.parts[0])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.arrangement import RowMove
-from runtime.device.arrays import (
+from runtime.reference.ops import (
     fill_positions,
     finite_rows,
     look_up_embeddings,

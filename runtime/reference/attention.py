@@ -1,4 +1,4 @@
-"""Rotation and attention in NumPy: what the kernels of attention.cu must compute.
+"""Rotation and attention in NumPy: what the kernels of `csrc/attention` must compute.
 
 They have the same splits, spans and roundings, and differ in the order of the sums within these.
 Arithmetic is float32; `dtype` is the engine's type, to which queries, keys, values and the powers
@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.executor.kernels.attention import SPAN, SPLIT
-
 Array = NDArray[Any]
+
+SPLIT = 64
+"""Positions of a split."""
+SPAN = 4
+"""Splits of a span."""
 
 
 def rotated(

@@ -1,4 +1,4 @@
-"""Products and norms in NumPy: what the kernels of product.cu, wide.cu and normalise.cu compute.
+"""Products and norms in NumPy: what the kernels of `csrc/gemm` compute.
 
 Sums of a segment are exact here, where a kernel has one chain of float32 sums.
 """

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from runtime.device.tree_arrays import pack_mask
-from runtime.executor.kernels.forms_attention import attended, rotated, seen_slots
 from runtime.export.reference_pass import rotate, softmax
+from runtime.reference.attention import attended, rotated, seen_slots
+from runtime.reference.token_trees import pack_mask
 
 
 @pytest.mark.parametrize("seen", [1, 63, 64, 65, 255, 256, 257, 700])
