@@ -10,7 +10,12 @@ import msgspec
 from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig
-from runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
+from runtime.device.cuda.compiler import (
+    KernelCompiler,
+    KernelConfig,
+    kernel_source,
+    load_compiler_api,
+)
 from runtime.device.cuda.context import (
     FIRST_WITH_DEPENDENTS,
     CudaContext,
@@ -142,18 +147,18 @@ def compile_kernels(
 
 
 class _Program(NamedTuple):
-    """A source with its options, and the compiler of its GPU's architecture."""
+    """A source with its configuration, and the compiler of its GPU's architecture."""
 
     compiler: KernelCompiler
     file: str
-    options: tuple[str, ...]
+    config: KernelConfig
 
     @property
     def is_there(self) -> bool:
-        return self.compiler.has(self.file, kernel_source(self.file), self.options)
+        return self.compiler.has(self.file, kernel_source(self.file, self.config), ())
 
     def make(self) -> bytes:
-        return self.compiler.compile(self.file, kernel_source(self.file), self.options)
+        return self.compiler.compile(self.file, kernel_source(self.file, self.config), ())
 
 
 def _place() -> Path:
@@ -170,7 +175,7 @@ def _programs(
     engines: list[tuple[Path, LLMEngineRunnerConfig, bool]] = [(folder, deployment.base, False)]
     if deployment.draft is not None:
         engines.append((folder / DRAFT_FOLDER, deployment.draft, True))
-    api, wanted = load_compiler_api(), dict[tuple[str, str, tuple[str, ...]], None]()
+    api, wanted = load_compiler_api(), dict[tuple[str, str, KernelConfig], None]()
     for place, config, drafts in engines:
         build = build_registry_for_spec_decode_draft if drafts else build_registry_for_llm
         registry, layout = build(config), load_layout(place)
@@ -179,7 +184,7 @@ def _programs(
             registry.add_own(spec)
         for architecture, facts in targets:
             for one in wanted_kernels(config, layout, registry, facts):
-                wanted[architecture, one.file, one.options] = None
+                wanted[architecture, one.file, one.config] = None
     names = {architecture for architecture, *_ in wanted}
     compilers = {name: KernelCompiler(api, name, kernels or _place()) for name in names}
-    return [_Program(compilers[name], file, options) for name, file, options in wanted]
+    return [_Program(compilers[name], file, config) for name, file, config in wanted]

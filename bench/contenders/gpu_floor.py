@@ -17,7 +17,7 @@ import numpy as np
 from bench.contenders.contender import Contender, Job
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.launch import KernelLaunch, addresses
-from runtime.device.cuda.programs import Programs
+from runtime.device.cuda.programs import Program, Programs
 from runtime.tensors.tensor import Tensor
 
 Pass = Callable[[], object]
@@ -89,7 +89,7 @@ def _own_pass(
 ) -> Pass:
     nothing = device.zeros("nothing", (4,), np.dtype(np.uint8))
     options = (f"-DBLOCK={BLOCK}", f"-DUNROLL={shape.unroll}")
-    function = kernels.function("read", "read_once", options)
+    function = kernels.function(Program("read", options=options), "read_once")
     arguments = [_Arguments(data.address, nothing.address, data.nbytes // PIECE)]
     launch = KernelLaunch(device.context, device.stream, function, BLOCK, arguments)
     tiles = data.nbytes // (PIECE * BLOCK * shape.unroll)

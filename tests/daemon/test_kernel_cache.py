@@ -16,7 +16,7 @@ from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
-from tests.runtime.device.cuda.test_clusters import ClusterDriver
+from tests.runtime.device.cuda.test_gpu_facts import ClusterDriver
 from tests.runtime.executor.kernels.model_shapes import GPUS
 
 
@@ -52,17 +52,17 @@ class Compiler:
     def __init__(self, _api: Any, architecture: str, folder: Path) -> None:
         self.architecture, self.folder = architecture, folder
 
-    def _path(self, file: str, options: tuple[str, ...]) -> Path:
-        text = f"{self.architecture}{file}{options}"
+    def _path(self, source: str) -> Path:
+        text = f"{self.architecture}{source}"
         return self.folder / hashlib.sha256(text.encode()).hexdigest()
 
-    def has(self, file: str, _source: str, options: tuple[str, ...]) -> bool:
-        return self._path(file, options).exists()
+    def has(self, _file: str, source: str, _options: tuple[str, ...]) -> bool:
+        return self._path(source).exists()
 
-    def compile(self, file: str, _source: str, options: tuple[str, ...]) -> bytes:
+    def compile(self, file: str, source: str, _options: tuple[str, ...]) -> bytes:
         self.made.append((self.architecture, file))
         if self.folder.is_dir():
-            self._path(file, options).touch()
+            self._path(source).touch()
         return b""
 
 
@@ -135,13 +135,13 @@ def test_what_a_base_and_its_draft_want_is_looked_for(tmp_path: Path, monkeypatc
     opening: Any = lambda: context  # noqa: E731 - one of another type
     folder = tmp_path / "kernels"
     found = kernel_cache(tmp_path / "engine", deployment, opening, folder)
-    programs = {(one.file, one.options) for part in asked for one in part}
+    programs = list({one.program: None for part in asked for one in part})
     assert len(asked) == 2
     assert found == KernelCache(wanted=len(programs), compiled=0)
     assert context.closed == 1
     # One of them is compiled; the name of its entry says all that it depends on.
-    file, given = min(programs)
+    file, config, _ = min(programs, key=str)
     compiler = KernelCompiler(nvrtc, "sm_90", folder)
-    compiler.compile(file, kernel_source(file), given)
+    compiler.compile(file, kernel_source(file, config), ())
     found = kernel_cache(tmp_path / "engine", deployment, opening, folder)
     assert found == KernelCache(wanted=len(programs), compiled=1)

@@ -1,7 +1,7 @@
 // Asynchronous copies into shared memory, and the stages that they fill: eight rows of 64 inputs.
 // It comes behind numbers.cuh. Quantised weights have stages of their own (weights.cuh).
 
-#define EIGHT_BYTES 1024
+constexpr int EIGHT_BYTES = 1024;
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);

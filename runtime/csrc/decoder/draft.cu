@@ -2,9 +2,9 @@
 // What a draft's step has beside products and attention. Sums go thread by thread in one order, so
 // that a token's numbers do not depend on the others of its step.
 
-#define FULL 0xFFFFFFFFu
+constexpr u32 FULL = 0xFFFFFFFFu;
 #define INFINITE __int_as_float(0x7F800000)
-#define WARPS (BLOCK / 32)
+constexpr int WARPS = Config::BLOCK / 32;
 
 // The sum over the block of one number a thread, the same in every thread.
 __device__ float sum_block(float own, float* shared) {
@@ -30,7 +30,7 @@ struct Fuse {
 };
 
 // Completes the residual stream and puts what the projections take side by side: a block a token.
-extern "C" __global__ void __launch_bounds__(BLOCK) fuse(const __grid_constant__ Fuse step) {
+extern "C" __global__ void __launch_bounds__(Config::BLOCK) fuse(const __grid_constant__ Fuse step) {
   __shared__ float shared[WARPS];
   long long token = blockIdx.x;
   int size = step.size;
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) fuse(const __grid_constant__
   u16* inputs = step.inputs + token * 2 * size;
   wait_for_predecessors();
   float squares = 0, embedded = 0;
-  for (int i = threadIdx.x; i < size; i += BLOCK) {
+  for (int i = threadIdx.x; i < size; i += Config::BLOCK) {
     float both = (step.given ? x[i] : 0.0f) + number(own[i]), embed = number(embeds[i]);
     x[i] = both;
     squares += both * both;
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) fuse(const __grid_constant__
   }
   squares = rsqrtf(sum_block(squares, shared) / size + step.eps);
   embedded = rsqrtf(sum_block(embedded, shared) / size + step.eps);
-  for (int i = threadIdx.x; i < size; i += BLOCK) {
+  for (int i = threadIdx.x; i < size; i += Config::BLOCK) {
     inputs[i] = element(number(embeds[i]) * embedded * number(step.embedded_gain[i]));
     inputs[size + i] = element(x[i] * squares * number(step.fused_gain[i]));
   }
@@ -68,13 +68,13 @@ struct Select {
 };
 
 // The selected tokens one behind the other: of the others keys and values are all that is needed.
-extern "C" __global__ void __launch_bounds__(BLOCK) select(const __grid_constant__ Select step) {
+extern "C" __global__ void __launch_bounds__(Config::BLOCK) select(const __grid_constant__ Select step) {
   wait_for_predecessors();
   long long chosen = blockIdx.x;
   long long token = chosen / step.select_len * step.seq_len + step.last[chosen];
-  for (int i = threadIdx.x; i < step.size; i += BLOCK)
+  for (int i = threadIdx.x; i < step.size; i += Config::BLOCK)
     step.kept_x[chosen * step.size + i] = step.x[token * step.size + i];
-  for (int i = threadIdx.x; i < step.width; i += BLOCK)
+  for (int i = threadIdx.x; i < step.width; i += Config::BLOCK)
     step.kept_context[chosen * step.width + i] = step.context[token * step.width + i];
   if (threadIdx.x == 0) step.places[chosen] = 0;
 }
@@ -85,18 +85,18 @@ struct Scores {
   int vocabulary;
 };
 
-#define EACH (PART / BLOCK)
+constexpr int EACH = Config::PART / Config::BLOCK;
 
 // A block is a part of PART logits of a row (grid: parts, rows).
-extern "C" __global__ void __launch_bounds__(BLOCK) measure(const __grid_constant__ Scores step) {
+extern "C" __global__ void __launch_bounds__(Config::BLOCK) measure(const __grid_constant__ Scores step) {
   __shared__ float shared[WARPS];
-  int first = blockIdx.x * PART + threadIdx.x;
+  int first = blockIdx.x * Config::PART + threadIdx.x;
   const float* logits = step.logits + (long long)blockIdx.y * step.vocabulary;
   wait_for_predecessors();
   float own[EACH], greatest = -INFINITE;
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    int place = first + i * BLOCK;
+    int place = first + i * Config::BLOCK;
     own[i] = place < step.vocabulary ? logits[place] : -INFINITE;
     greatest = fmaxf(greatest, own[i]);
   }
@@ -115,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK) measure(const __grid_constan
 }
 
 // Log-probabilities in place of logits; every block adds up the parts of its row, in their order.
-extern "C" __global__ void __launch_bounds__(BLOCK) normalise(const __grid_constant__ Scores step) {
-  int first = blockIdx.x * PART + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(Config::BLOCK) normalise(const __grid_constant__ Scores step) {
+  int first = blockIdx.x * Config::PART + threadIdx.x;
   float* logits = step.logits + (long long)blockIdx.y * step.vocabulary;
   wait_for_predecessors();
   const float2* parts = step.parts + (long long)blockIdx.y * gridDim.x;
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) normalise(const __grid_const
   float shift = greatest + logf(powers);
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
-    int place = first + i * BLOCK;
+    int place = first + i * Config::BLOCK;
     if (place < step.vocabulary) logits[place] -= shift;
   }
 }

@@ -4,7 +4,7 @@
 // The residual stream x [T, H] in float32: begun with the embeddings, added to behind a layer.
 
 struct Arguments {
-  const uint4* from;  // [T, H] elements
+  const uint4* source;  // [T, H] elements
   float4* x;
   uint4* tap;   // where x goes as elements too, or 0
   uint4* cleared;  // what nobody has told at first (added.cuh)
@@ -21,7 +21,7 @@ __device__ void enter_stream(const Arguments& a) {
   for (int j = i; j < a.numbers; j += gridDim.x * blockDim.x)
     a.cleared[j] = make_uint4(UNTOLD, UNTOLD, UNTOLD, UNTOLD);
   if (i >= a.eighths) return;
-  uint4 from = a.from[i];
+  uint4 from = a.source[i];
   float2 b = unpack(from.x), c = unpack(from.y), d = unpack(from.z), e = unpack(from.w);
   float4 low = {b.x, b.y, c.x, c.y}, high = {d.x, d.y, e.x, e.y};
   if (ADD) {

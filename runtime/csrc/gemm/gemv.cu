@@ -11,94 +11,118 @@
 // of the tokens, COLUMNS each, a block has that of its place in y.
 // NORMED: the inputs are float32 and normed here; else they are elements.
 
-#define THREADS 256
-#define TILES ((EIGHTS + 1) / 2)
-#define WIDTHS (COLUMNS / 8)
-#define STAGE_BYTES (EIGHTS * WEIGHT_BYTES)
-#define RING_BYTES (DEPTH * STAGE_BYTES)
-#define FRAGMENTS (TILES * WIDTHS)
+constexpr int THREADS = 256;
+constexpr int TILES = (Config::EIGHTS + 1) / 2;
+constexpr int WIDTHS = Config::COLUMNS / 8;
+constexpr int STAGE_BYTES = Config::EIGHTS * WEIGHT_BYTES;
+constexpr int RING_BYTES = Config::DEPTH * STAGE_BYTES;
+constexpr int FRAGMENTS = TILES * WIDTHS;
 // Blocks of inputs whose activations are held in registers at a time.
-#define HELD (MOST * WIDTHS <= (SHRINK_STAGES ? 6 : 8) ? MOST : WIDTHS >= 4 ? 1 : 4 / WIDTHS)
-#define ALL_HELD (HELD == MOST)
-#define ITEMS (FRAGMENTS * 32)
+constexpr int HELD = MOST * WIDTHS <= (Config::SHRINK_STAGES ? 6 : 8) ? MOST
+                     : WIDTHS >= 4                                   ? 1
+                                                                     : 4 / WIDTHS;
+constexpr bool ALL_HELD = HELD == MOST;
+constexpr int ITEMS = FRAGMENTS * 32;
 // Nothing is left to ask for behind the first stages.
-#define ALL_ASKED (!REPEATED && DEPTH >= MOST)
+constexpr bool ALL_ASKED = !Config::REPEATED && Config::DEPTH >= MOST;
 // Whether the next kernel may ask for its weights before this one has its inputs, where it is told
 // so: it was measured (docs/performance.md). One that may be the first of a step never is early.
-#define EARLY                                                     \
-  (ALL_ASKED && (!ADDED || SHRINK_STAGES) && WEIGHT_BITS == 16 && \
-   (OUTPUT == RESIDUAL || (OUTPUT == NUMBERS && NORMED)))
-#define IS_EARLY (EARLY && a.early)
+constexpr bool EARLY =
+    ALL_ASKED && (!Config::ADDED || Config::SHRINK_STAGES) && Config::WEIGHT_BITS == 16 &&
+    (Config::OUTPUT == RESIDUAL || (Config::OUTPUT == NUMBERS && Config::NORMED));
 // Whether all that comes behind the wait runs once before it, without tokens and rows, where it is
 // told so: code that a multiprocessor has not run for some microseconds has to be fetched.
-#if __CUDA_ARCH__ >= 900
-#define REHEARSED (ALL_ASKED && !ADDED && !TOKEN_STAGES && COLUMNS == 8 && WEIGHT_BITS == 16)
-#else
-#define REHEARSED 0
-#endif
+constexpr bool REHEARSED = HAS_DEPENDENTS && ALL_ASKED && !Config::ADDED && !Config::TOKEN_STAGES &&
+                           Config::COLUMNS == 8 && Config::WEIGHT_BITS == 16;
 // Sums of several tokens lie where the weights of a block's only group were.
-#define PARTS_IN_RING (!REPEATED && COLUMNS > 8)
-#define PART_BYTES (ITEMS * 16)
+constexpr bool PARTS_IN_RING = !Config::REPEATED && Config::COLUMNS > 8;
+constexpr int PART_BYTES = ITEMS * 16;
 // With TOKEN_STAGES activations have a ring too, behind that of the weights, or all of them stay.
-#define TOKENS_STAY (TOKEN_STAGES == MOST)
-#define TOKEN_BYTES (WIDTHS * EIGHT_BYTES)
-#define RINGS_BYTES (RING_BYTES + TOKEN_STAGES * TOKEN_BYTES)
+constexpr bool TOKENS_STAY = Config::TOKEN_STAGES == MOST;
+constexpr int TOKEN_BYTES = WIDTHS * EIGHT_BYTES;
+constexpr int FEWER_STAGES =
+    Config::DEPTH < Config::TOKEN_STAGES ? Config::DEPTH : Config::TOKEN_STAGES;
+constexpr int RINGS_BYTES = RING_BYTES + Config::TOKEN_STAGES * TOKEN_BYTES;
 // Those that multiply by an adapter's A have a ring for its ranks there.
-#define RANKS_RING_BYTES (SHRINK_STAGES * 2 * EIGHT_BYTES)
-#define MOST_BYTES (RANKS_RING_BYTES > RINGS_BYTES ? RANKS_RING_BYTES : RINGS_BYTES)
-#define WARP_BYTES (PARTS_IN_RING && PART_BYTES > MOST_BYTES ? PART_BYTES : MOST_BYTES)
-// Groups begin behind the blocks that multiply by A.
-#if SHRINK_STAGES
-#define ADDED_PARTS 1
-#define FIRST_GROUP ((int)blockIdx.x - a.added.blocks)
-#define PRESENT ((int)gridDim.x - a.added.blocks)
-#else
-#define ADDED_PARTS 0
-#define FIRST_GROUP ((int)blockIdx.x)
-#define PRESENT ((int)gridDim.x)
-#endif
+constexpr int RANKS_RING_BYTES = Config::SHRINK_STAGES * 2 * EIGHT_BYTES;
+constexpr int MOST_BYTES = RANKS_RING_BYTES > RINGS_BYTES ? RANKS_RING_BYTES : RINGS_BYTES;
+constexpr int WARP_BYTES = PARTS_IN_RING && PART_BYTES > MOST_BYTES ? PART_BYTES : MOST_BYTES;
+constexpr int ADDED_PARTS = Config::SHRINK_STAGES ? 1 : 0;
 // Blocks of inputs at a time, while their addresses leave registers for the sums.
-#define ITERATIONS (MOST > 8 || (MOST > 2 && FRAGMENTS > 16) ? 1 : MOST)
-#define BETWEEN_PARTS (PARTS_IN_RING ? WARP_BYTES / 16 : ITEMS)
-#define FIRST_TOKEN (SHARES > 1 ? (int)blockIdx.y * COLUMNS : 0)
+constexpr int ITERATIONS = MOST > 8 || (MOST > 2 && FRAGMENTS > 16) ? 1 : MOST;
+constexpr int BETWEEN_PARTS = PARTS_IN_RING ? WARP_BYTES / 16 : ITEMS;
 
-struct Shared {
+// Groups begin behind the blocks that multiply by A.
+__device__ __forceinline__ int first_group(const Arguments& a) {
+  return (int)blockIdx.x - (Config::SHRINK_STAGES ? a.added.blocks : 0);
+}
+__device__ __forceinline__ int present(const Arguments& a) {
+  return (int)gridDim.x - (Config::SHRINK_STAGES ? a.added.blocks : 0);
+}
+__device__ __forceinline__ int first_token() {
+  return Config::SHARES > 1 ? (int)blockIdx.y * Config::COLUMNS : 0;
+}
+__device__ __forceinline__ bool is_early(const Arguments& a) { return EARLY && a.early; }
+
+// What a block has in shared memory: its rings, sums that lie beside them, and what norms take.
+template <bool PARTS, bool NORMS>
+struct Layout {
   char ring[SEGMENTS][WARP_BYTES];
-#if !PARTS_IN_RING
-  float4 parts[REPEATED ? 2 : 1][SEGMENTS + ADDED_PARTS][ITEMS];
-#endif
-#if NORMED
+  float4 parts[Config::REPEATED ? 2 : 1][SEGMENTS + ADDED_PARTS][ITEMS];
   uint4 gains[BLOCKS * 8];
-  float squares[SEGMENTS][COLUMNS];
-#endif
+  float squares[SEGMENTS][Config::COLUMNS];
 };
 
-static_assert(sizeof(Shared) == SHARED_BYTES, "what the launch asks for");
+template <>
+struct Layout<true, false> {
+  char ring[SEGMENTS][WARP_BYTES];
+  float4 parts[Config::REPEATED ? 2 : 1][SEGMENTS + ADDED_PARTS][ITEMS];
+  static constexpr uint4* gains = nullptr;
+  static constexpr float (*squares)[Config::COLUMNS] = nullptr;
+};
+
+template <>
+struct Layout<false, true> {
+  char ring[SEGMENTS][WARP_BYTES];
+  static constexpr float4 (*parts)[SEGMENTS + ADDED_PARTS][ITEMS] = nullptr;
+  uint4 gains[BLOCKS * 8];
+  float squares[SEGMENTS][Config::COLUMNS];
+};
+
+template <>
+struct Layout<false, false> {
+  char ring[SEGMENTS][WARP_BYTES];
+  static constexpr float4 (*parts)[SEGMENTS + ADDED_PARTS][ITEMS] = nullptr;
+  static constexpr uint4* gains = nullptr;
+  static constexpr float (*squares)[Config::COLUMNS] = nullptr;
+};
+
+typedef Layout<!PARTS_IN_RING, Config::NORMED> Shared;
+
+static_assert(sizeof(Shared) == Config::SHARED_BYTES, "what the launch asks for");
 
 struct Ring {
   const Arguments& a;
   u32 start;
   int first, count, lane;
   int group, block, slot;
-#if WEIGHT_BITS < 16
-  Feed feed;
-#endif
+  Feed feed;  // IN_INTEGERS
 
   // Ask for the next stage; behind the last one there is nothing to ask for.
   __device__ __forceinline__ void ask() {
     if (group < a.groups && count > 0) {
       u32 stage = start + slot * STAGE_BYTES;
-#if WEIGHT_BITS < 16
-      if (block == 0) feed.look_up(a, group, lane);
-      feed.copy(stage, first + block, lane);
-#else
+      if constexpr (IN_INTEGERS) {
+        if (block == 0) feed.look_up(a, group, lane);
+        feed.copy(stage, first + block, lane);
+      } else {
 #pragma unroll
-      for (int i = 0; i < EIGHTS; ++i)
-        copy_weights<true>(stage + i * WEIGHT_BYTES, eight_of(a, group * EIGHTS + i), first + block,
-                           lane);
-#endif
-      if (++slot == DEPTH) slot = 0;
-      if (++block == count) block = 0, group += PRESENT;
+        for (int i = 0; i < Config::EIGHTS; ++i)
+          copy_weights<true>(stage + i * WEIGHT_BYTES, eight_of(a, group * Config::EIGHTS + i),
+                             first + block, lane);
+      }
+      if (++slot == Config::DEPTH) slot = 0;
+      if (++block == count) block = 0, group += present(a);
     }
     end_copies();
   }
@@ -108,7 +132,7 @@ struct Ring {
 __device__ __forceinline__ void read_tile(const char* stage, int tile, int block, int lane,
                                           uint4 (&low)[2], uint4 (&high)[2]) {
   read_weights(stage + 2 * tile * WEIGHT_BYTES, block, lane, low);
-  if (2 * tile + 1 < EIGHTS)
+  if (2 * tile + 1 < Config::EIGHTS)
     read_weights(stage + (2 * tile + 1) * WEIGHT_BYTES, block, lane, high);
   else
     high[0] = high[1] = make_uint4(0, 0, 0, 0);
@@ -118,42 +142,41 @@ typedef uint4 Activations[WIDTHS][2];
 
 __device__ __forceinline__ void read_activations(const Arguments& a, Activations& x, int width,
                                                  int block, int lane, bool there) {
-  int token = FIRST_TOKEN + width * 8 + lane / 4;
+  int token = first_token() + width * 8 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     int input = first_input(block, i, lane % 4);
     x[width][i] = make_uint4(0, 0, 0, 0);
-    if (there && token < a.tokens && (INPUTS % 64 == 0 || input < INPUTS))
-      x[width][i] = *(const uint4*)((const u16*)a.inputs + (long long)token * INPUTS + input);
+    if (there && token < a.tokens && (Config::INPUTS % 64 == 0 || input < Config::INPUTS))
+      x[width][i] =
+          *(const uint4*)((const u16*)a.inputs + (long long)token * Config::INPUTS + input);
   }
 }
 
-#if TOKEN_STAGES
 __device__ __forceinline__ void ask_tokens(const Arguments& a, u32 stage, int block, int lane) {
 #pragma unroll
   for (int n = 0; n < WIDTHS; ++n) {
-    int token = FIRST_TOKEN + n * 8;
+    int token = first_token() + n * 8;
     Eight eight = {(const char*)a.inputs, max(0, min(8, a.tokens - token))};
-    if (eight.rows) eight.first += (long long)token * INPUTS * 2;
-    copy_eight<INPUTS>(stage + n * EIGHT_BYTES, eight, block, lane);
+    if (eight.rows) eight.first += (long long)token * Config::INPUTS * 2;
+    copy_eight<Config::INPUTS>(stage + n * EIGHT_BYTES, eight, block, lane);
   }
 }
-#endif
 
-#if NORMED
 // The norm of the tokens, each warp with its segment.
+template <int COUNT>
 __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
-                                            Activations (&x)[HELD], int first, int count,
+                                            Activations (&x)[COUNT], int first, int count,
                                             int tokens) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
   Held held[WIDTHS];
   float sums[WIDTHS];
 #pragma unroll
   for (int n = 0; n < WIDTHS; ++n) {
-    int token = FIRST_TOKEN + n * 8 + g;
+    int token = first_token() + n * 8 + g;
     const float* row = (const float*)a.inputs;
     bool there = token < tokens;
-    if (there) row += row_of(a, token) * INPUTS;
+    if (there) row += row_of(a, token) * Config::INPUTS;
     sums[n] = read_segment(held[n], row, there, first, count, q);
   }
 #pragma unroll
@@ -178,195 +201,193 @@ __device__ __forceinline__ void read_normed(const Arguments& a, Shared& shared,
       }
   }
 }
-#endif
 
 #include "gemm/items.cuh"
 #include "lora/shrink.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, Config::RESIDENT)
     product(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(128) char memory[];
   Shared& shared = *(Shared*)memory;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int first = first_block(warp), count = first_block(warp + 1) - first;
-#if NORMED
-  for (int i = lane; i < count * 8; i += 32) {
-    bool there = INPUTS % 64 == 0 || (first * 8 + i) * 8 < INPUTS;
-    copy_ahead(shared_address(&shared.gains[first * 8 + i]),
-               a.gain + (there ? (first * 8 + i) * 8 : 0), there);
-  }
-  end_copies();
-#endif
-  int rank = rank_of(a);
-#if SHRINK_STAGES
-  if (FIRST_GROUP < 0) {
-    shrink(a, shared, rank, first, count);
-    return;
-  }
-#endif
-  Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, FIRST_GROUP, 0, 0};
-#pragma unroll
-  for (int i = 0; i < DEPTH; ++i) ring.ask();
-  constexpr bool early = ADDED && !SHRINK_STAGES && ITEMS <= THREADS && !REPEATED;
-  Columns columns = {};
-  if (early && threadIdx.x < ITEMS) columns = columns_of_item(a, FIRST_GROUP, threadIdx.x);
-#if SHRINK_STAGES
-  Adding adding = {a, rank, (int)threadIdx.x - (THREADS - ITEMS)};
-  if (!REPEATED) adding.look_up(FIRST_GROUP);
-  if (IS_EARLY) let_next_begin();
-  adding.warm(shared.parts[0][SEGMENTS]);
-#endif
-#if REHEARSED
-  const bool hurried = IS_EARLY;
-  if (hurried) let_next_begin();
-#pragma unroll 1
-  for (int pass = a.early == 2 ? 0 : 1; pass < 2; ++pass) {
-  const bool live = pass;
-  if (live) {
-    wait_for_end();
-    if (!hurried) let_next_begin();
-  }
-#else
-  constexpr bool live = true;
-  wait_for_predecessors(IS_EARLY);
-#endif
-
-#if !TOKEN_STAGES
-  Activations x[HELD];
-#endif
-#if NORMED
-  if (live) wait_copies<DEPTH>();
-  __syncwarp();
-  read_normed(a, shared, x, first, count, live ? a.tokens : 0);
-#elif TOKEN_STAGES
-  const char* tokens = shared.ring[warp] + RING_BYTES;
-#pragma unroll
-  for (int i = 0; i < TOKEN_STAGES; ++i) {
-    if (i < count) ask_tokens(a, shared_address(tokens) + i * TOKEN_BYTES, first + i, lane);
+  if constexpr (Config::NORMED) {
+    for (int i = lane; i < count * 8; i += 32) {
+      bool there = Config::INPUTS % 64 == 0 || (first * 8 + i) * 8 < Config::INPUTS;
+      copy_ahead(shared_address(&shared.gains[first * 8 + i]),
+                 a.gain + (there ? (first * 8 + i) * 8 : 0), there);
+    }
     end_copies();
   }
-#else
-#pragma unroll
-  for (int j = 0; j < HELD; ++j)
-#pragma unroll
-    for (int n = 0; n < WIDTHS; ++n)
-      read_activations(a, x[j], n, first + j, lane, live && j < count);
-#endif
-  float4 before = {}, added = {};
-  if (early && threadIdx.x < ITEMS)
-    added = added_of(a, rank, FIRST_GROUP, threadIdx.x, columns);
-  if (OUTPUT == RESIDUAL && ITEMS <= THREADS && !REPEATED && threadIdx.x < ITEMS)
-    before = residuals_of(a, live ? FIRST_GROUP : a.groups, threadIdx.x);
-
-  int slot = 0, parity = 0, token_slot = 0;
-#if REHEARSED
-  {
-    // Nothing is read or stored of rows that are not there.
-    const int group = live ? FIRST_GROUP : a.groups;
-#else
-  for (int group = FIRST_GROUP; group < a.groups; group += PRESENT) {
-#endif
-    float sums[TILES][WIDTHS][4] = {};
-#if SHRINK_STAGES
-    float4* ninth = shared.parts[parity][SEGMENTS];
-    if (REPEATED) adding.look_up(group);
-#endif
-#if TOKEN_STAGES
-#pragma unroll(ITERATIONS)
-    for (int j = 0; j < MOST; ++j) {
-      if (j >= count) continue;
-      wait_copies<(DEPTH < TOKEN_STAGES ? DEPTH : TOKEN_STAGES) - 1>();
-      __syncwarp();
-      const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
-      const char* token_stage = tokens + (TOKENS_STAY ? j : token_slot) * TOKEN_BYTES;
-      uint4 low[TILES][2], high[TILES][2];
-#pragma unroll
-      for (int t = 0; t < TILES; ++t) read_tile(stage, t, first + j, lane, low[t], high[t]);
-      if (++slot == DEPTH) slot = 0;
-#pragma unroll
-      for (int n = 0; n < WIDTHS; ++n) {
-        uint4 x[2];
-        read_eight(token_stage + n * EIGHT_BYTES, lane, x);
-#pragma unroll
-        for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x);
-      }
-      if (ALL_ASKED && TOKENS_STAY) {
-        end_copies();
-        continue;
-      }
-      __syncwarp();
-      if (!TOKENS_STAY) {
-        int next = j + TOKEN_STAGES;
-        bool again = REPEATED && next >= count && group + PRESENT < a.groups;
-        if (again) next -= count;
-        if (next < count) ask_tokens(a, shared_address(token_stage), first + next, lane);
-        if (++token_slot == TOKEN_STAGES) token_slot = 0;
-      }
-      ring.ask();
+  int rank = rank_of(a);
+  if constexpr (Config::SHRINK_STAGES > 0) {
+    if (first_group(a) < 0) {
+      shrink(a, shared, rank, first, count);
+      return;
     }
-#else
-    for (int base = 0; base < MOST; base += HELD) {
+  }
+  Ring ring = {a, shared_address(shared.ring[warp]), first, count, lane, first_group(a), 0, 0};
 #pragma unroll
-      for (int j = 0; j < HELD; ++j) {
-        if (base + j >= count) continue;
-#if SHRINK_STAGES
-        adding.look(base + j, ninth);
-#endif
-        if (live) wait_copies<DEPTH - 1>();
-        __syncwarp();
-        const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
-        uint4 low[TILES][2], high[TILES][2];
+  for (int i = 0; i < Config::DEPTH; ++i) ring.ask();
+  constexpr bool early = ADDED_BEHIND && ITEMS <= THREADS && !Config::REPEATED;
+  Columns columns = {};
+  if (early && threadIdx.x < ITEMS) columns = columns_of_item(a, first_group(a), threadIdx.x);
+  Adding adding = {a, rank, (int)threadIdx.x - (THREADS - ITEMS)};
+  if constexpr (Config::SHRINK_STAGES > 0) {
+    if (!Config::REPEATED) adding.look_up(first_group(a));
+    if (is_early(a)) let_next_begin();
+    adding.warm(shared.parts[0][SEGMENTS]);
+  }
+  const bool hurried = REHEARSED && is_early(a);
+  if (hurried) let_next_begin();
+  // Without the block's rows and tokens, where it is not `live`.
+  const u32 thread = threadIdx.x;
+  auto run = [&](const bool live) {
+    if constexpr (REHEARSED) {
+      if (live) {
+        wait_for_end();
+        if (!hurried) let_next_begin();
+      }
+    } else {
+      wait_for_predecessors(is_early(a));
+    }
+
+    Activations x[HELD];
+    const char* tokens = shared.ring[warp] + RING_BYTES;
+    if constexpr (Config::NORMED) {
+      if (live) wait_copies<Config::DEPTH>();
+      __syncwarp();
+      read_normed(a, shared, x, first, count, live ? a.tokens : 0);
+    } else if constexpr (Config::TOKEN_STAGES > 0) {
 #pragma unroll
-        for (int t = 0; t < TILES; ++t)
-          read_tile(stage, t, first + base + j, lane, low[t], high[t]);
-        if (++slot == DEPTH) slot = 0;
-        __syncwarp();
-        if (!ALL_ASKED)
+      for (int i = 0; i < Config::TOKEN_STAGES; ++i) {
+        if (i < count) ask_tokens(a, shared_address(tokens) + i * TOKEN_BYTES, first + i, lane);
+        end_copies();
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < HELD; ++j)
+#pragma unroll
+        for (int n = 0; n < WIDTHS; ++n)
+          read_activations(a, x[j], n, first + j, lane, live && j < count);
+    }
+    float4 before = {}, added = {};
+    if (early && thread < ITEMS)
+      added = added_of(a, rank, first_group(a), thread, columns);
+    if (Config::OUTPUT == RESIDUAL && ITEMS <= THREADS && !Config::REPEATED && thread < ITEMS)
+      before = residuals_of(a, live ? first_group(a) : a.groups, thread);
+
+    int slot = 0, parity = 0, token_slot = 0;
+    // Nothing is read or stored of rows that are not there.
+    for (int group = live ? first_group(a) : a.groups; REHEARSED || group < a.groups;
+         group += present(a)) {
+      float sums[TILES][WIDTHS][4] = {};
+      float4* ninth = nullptr;
+      if constexpr (Config::SHRINK_STAGES > 0) {
+        ninth = shared.parts[parity][SEGMENTS];
+        if (Config::REPEATED) adding.look_up(group);
+      }
+      if constexpr (Config::TOKEN_STAGES > 0) {
+#pragma unroll(ITERATIONS)
+        for (int j = 0; j < MOST; ++j) {
+          if (j >= count) continue;
+          wait_copies<FEWER_STAGES - 1>();
+          __syncwarp();
+          const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
+          const char* token_stage = tokens + (TOKENS_STAY ? j : token_slot) * TOKEN_BYTES;
+          uint4 low[TILES][2], high[TILES][2];
+#pragma unroll
+          for (int t = 0; t < TILES; ++t) read_tile(stage, t, first + j, lane, low[t], high[t]);
+          if (++slot == Config::DEPTH) slot = 0;
+#pragma unroll
+          for (int n = 0; n < WIDTHS; ++n) {
+            uint4 x[2];
+            read_eight(token_stage + n * EIGHT_BYTES, lane, x);
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x);
+          }
+          if (ALL_ASKED && TOKENS_STAY) {
+            end_copies();
+            continue;
+          }
+          __syncwarp();
+          if (!TOKENS_STAY) {
+            int next = j + Config::TOKEN_STAGES;
+            bool again = Config::REPEATED && next >= count && group + present(a) < a.groups;
+            if (again) next -= count;
+            if (next < count) ask_tokens(a, shared_address(token_stage), first + next, lane);
+            if (++token_slot == Config::TOKEN_STAGES) token_slot = 0;
+          }
           ring.ask();
-        else if (live)
-          end_copies();
+        }
+      } else {
+        for (int base = 0; base < MOST; base += HELD) {
 #pragma unroll
-        for (int n = 0; n < WIDTHS; ++n) {
+          for (int j = 0; j < HELD; ++j) {
+            if (base + j >= count) continue;
+            if constexpr (Config::SHRINK_STAGES > 0) adding.look(base + j, ninth);
+            if (live) wait_copies<Config::DEPTH - 1>();
+            __syncwarp();
+            const char* stage = shared.ring[warp] + slot * STAGE_BYTES;
+            uint4 low[TILES][2], high[TILES][2];
 #pragma unroll
-          for (int t = 0; t < TILES; ++t) multiply_weights(sums[t][n], low[t], high[t], x[j][n]);
-          if (!ALL_HELD) {
-            int next = base + j + HELD;
-            bool again = REPEATED && next >= count;  // the first blocks, for the next group
-            if (again) next = j;
-            read_activations(a, x[j], n, first + next, lane, next < count);
+            for (int t = 0; t < TILES; ++t)
+              read_tile(stage, t, first + base + j, lane, low[t], high[t]);
+            if (++slot == Config::DEPTH) slot = 0;
+            __syncwarp();
+            if (!ALL_ASKED)
+              ring.ask();
+            else if (live)
+              end_copies();
+#pragma unroll
+            for (int n = 0; n < WIDTHS; ++n) {
+#pragma unroll
+              for (int t = 0; t < TILES; ++t)
+                multiply_weights(sums[t][n], low[t], high[t], x[j][n]);
+              if (!ALL_HELD) {
+                int next = base + j + HELD;
+                // The first blocks, for the next group.
+                bool again = Config::REPEATED && next >= count;
+                if (again) next = j;
+                read_activations(a, x[j], n, first + next, lane, next < count);
+              }
+            }
           }
         }
       }
+      float4* parts;
+      if constexpr (PARTS_IN_RING) {
+        parts = (float4*)shared.ring[0];
+        __syncwarp();
+      } else {
+        parts = shared.parts[parity][0];
+      }
+#pragma unroll
+      for (int t = 0; t < TILES; ++t)
+#pragma unroll
+        for (int n = 0; n < WIDTHS; ++n)
+          parts[warp * BETWEEN_PARTS + (t * WIDTHS + n) * 32 + lane] =
+              make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
+      if constexpr (Config::SHRINK_STAGES > 0) adding.add(ninth);
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < (ITEMS + THREADS - 1) / THREADS; ++i) {
+        int item = i * THREADS + thread;
+        if (ITEMS % THREADS && item >= ITEMS) break;
+        if (Config::OUTPUT == RESIDUAL && (ITEMS > THREADS || Config::REPEATED))
+          before = residuals_of(a, group, item);
+        if (Config::ADDED && !Config::SHRINK_STAGES && !early)
+          added = added_of(a, rank, group, item, columns_of_item(a, group, item));
+        finish(a, group, item, add_segments<SEGMENTS + ADDED_PARTS>(parts, item), before, added);
+      }
+      if (Config::REPEATED) parity ^= 1;
+      if constexpr (REHEARSED) break;
     }
-#endif
-#if PARTS_IN_RING
-    float4* parts = (float4*)shared.ring[0];
-    __syncwarp();
-#else
-    float4* parts = shared.parts[parity][0];
-#endif
-#pragma unroll
-    for (int t = 0; t < TILES; ++t)
-#pragma unroll
-      for (int n = 0; n < WIDTHS; ++n)
-        parts[warp * BETWEEN_PARTS + (t * WIDTHS + n) * 32 + lane] =
-            make_float4(sums[t][n][0], sums[t][n][1], sums[t][n][2], sums[t][n][3]);
-#if SHRINK_STAGES
-    adding.add(ninth);
-#endif
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < (ITEMS + THREADS - 1) / THREADS; ++i) {
-      int item = i * THREADS + threadIdx.x;
-      if (ITEMS % THREADS && item >= ITEMS) break;
-      if (OUTPUT == RESIDUAL && (ITEMS > THREADS || REPEATED)) before = residuals_of(a, group, item);
-      if (ADDED && !SHRINK_STAGES && !early)
-        added = added_of(a, rank, group, item, columns_of_item(a, group, item));
-      finish(a, group, item, add_segments<SEGMENTS + ADDED_PARTS>(parts, item), before, added);
-    }
-    if (REPEATED) parity ^= 1;
+  };
+  if constexpr (REHEARSED) {
+#pragma unroll 1
+    for (int pass = a.early == 2 ? 0 : 1; pass < 2; ++pass) run(pass);
+  } else {
+    run(true);
   }
-#if REHEARSED
-  }
-#endif
 }

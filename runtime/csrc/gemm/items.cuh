@@ -18,13 +18,14 @@ __device__ __forceinline__ float4 add_segments(const float4* parts, int item) {
 // An item is what a lane has of a fragment: rows g and g + 8 of a tile, tokens 2q and 2q + 1. Of an
 // odd number of eights the last tile has its first eight rows alone.
 __device__ __forceinline__ void place_of(int group, int item, int* row, int* token) {
-  int lane = item % 32, fragment = item / 32, eight = group * EIGHTS + fragment / WIDTHS * 2;
-  *row = (OUTPUT == GATED ? eight / 2 : eight) * 8 + lane / 4;
-  *token = FIRST_TOKEN + fragment % WIDTHS * 8 + lane % 4 * 2;
+  int lane = item % 32, fragment = item / 32;
+  int eight = group * Config::EIGHTS + fragment / WIDTHS * 2;
+  *row = (IS_GATED ? eight / 2 : eight) * 8 + lane / 4;
+  *token = first_token() + fragment % WIDTHS * 8 + lane % 4 * 2;
 }
 
 __device__ __forceinline__ bool is_whole(int item) {
-  return EIGHTS % 2 == 0 || item / 32 / WIDTHS + 1 < TILES;
+  return Config::EIGHTS % 2 == 0 || item / 32 / WIDTHS + 1 < TILES;
 }
 
 __device__ __forceinline__ float4 residuals_of(const Arguments& a, int group, int item) {
@@ -55,15 +56,15 @@ __device__ __forceinline__ void finish(const Arguments& a, int group, int item, 
                                        float4 before, float4 added) {
   int row, token;
   place_of(group, item, &row, &token);
-#if OUTPUT == GATED
-  finish_gated(a, row, token, sum.x, sum.z, added.x, added.z);
-  finish_gated(a, row, token + 1, sum.y, sum.w, added.y, added.w);
-#else
+  if constexpr (IS_GATED) {
+    finish_gated(a, row, token, sum.x, sum.z, added.x, added.z);
+    finish_gated(a, row, token + 1, sum.y, sum.w, added.y, added.w);
+    return;
+  }
   finish_one(a, row, token, sum.x, before.x, added.x);
   finish_one(a, row, token + 1, sum.y, before.y, added.y);
   if (is_whole(item)) {
     finish_one(a, row + 8, token, sum.z, before.z, added.z);
     finish_one(a, row + 8, token + 1, sum.w, before.w, added.w);
   }
-#endif
 }

@@ -2,9 +2,9 @@
 // segments of blocks of 64 inputs, in a block eight inputs of each half for each of four lanes.
 // It comes behind numbers.cuh.
 
-#define BLOCKS ((INPUTS + 63) / 64)
-#define SEGMENTS 8
-#define MOST ((BLOCKS + SEGMENTS - 1) / SEGMENTS)
+constexpr int BLOCKS = (Config::INPUTS + 63) / 64;
+constexpr int SEGMENTS = 8;
+constexpr int MOST = (BLOCKS + SEGMENTS - 1) / SEGMENTS;
 
 __device__ __forceinline__ int first_block(int segment) { return segment * BLOCKS / SEGMENTS; }
 
@@ -20,7 +20,7 @@ struct Eight32 {
 // Eight numbers of a row; zeros behind its end.
 __device__ __forceinline__ Eight32 read_row(const float* row, int input) {
   Eight32 x = {};
-  if (INPUTS % 64 == 0 || input < INPUTS) {
+  if (Config::INPUTS % 64 == 0 || input < Config::INPUTS) {
     x.low = *(const float4*)(row + input);
     x.high = *(const float4*)(row + input + 4);
   }
@@ -66,7 +66,7 @@ __device__ __forceinline__ float add_lanes(float part) {
 }
 
 __device__ __forceinline__ float norm_scale(float squares, float eps) {
-  return rsqrtf(__fadd_rn(__fdiv_rn(squares, (float)INPUTS), eps));
+  return rsqrtf(__fadd_rn(__fdiv_rn(squares, (float)Config::INPUTS), eps));
 }
 
 __device__ __forceinline__ u32 normed(float first, float second, float scale, u32 gains) {

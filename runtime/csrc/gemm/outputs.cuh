@@ -2,9 +2,11 @@
 // What a product is given, and what becomes of its sums. It comes behind ring.cuh. OUTPUT is
 // NUMBERS, RESIDUAL or GATED; MATRICES lie one below the other.
 
-#define NUMBERS 0
-#define RESIDUAL 1
-#define GATED 2
+enum Output { NUMBERS, RESIDUAL, GATED };
+
+constexpr bool IS_GATED = Config::OUTPUT == GATED;
+// Whether the sums have what an adapter adds as a part of theirs, or get it behind them.
+constexpr bool ADDED_BEHIND = Config::ADDED && !Config::SHRINK_STAGES;
 
 struct Matrix {
   const char* values;
@@ -43,86 +45,71 @@ __device__ __forceinline__ long long row_of(const Arguments& a, int token) {
 // are those of gate and up where these are multiplied with one another.
 __device__ __forceinline__ Rows eight_of(const Arguments& a, int index) {
   int row = index * 8;
-#if OUTPUT == GATED
-  int matrix = index % 2;
-  row = index / 2 * 8;
-#elif MATRICES > 1
   int matrix = 0;
+  if constexpr (IS_GATED) {
+    matrix = index % 2;
+    row = index / 2 * 8;
+  } else {
 #pragma unroll
-  for (int i = 0; i + 1 < MATRICES; ++i)
-    if (matrix == i && row >= a.matrices[i].rows) row -= a.matrices[i].rows, matrix = i + 1;
-#endif
+    for (int i = 0; i + 1 < Config::MATRICES; ++i)
+      if (matrix == i && row >= a.matrices[i].rows) row -= a.matrices[i].rows, matrix = i + 1;
+  }
   const Matrix* m = &a.matrices[0];
-#if OUTPUT == GATED || MATRICES > 1
-  if (matrix == 1) m = &a.matrices[1];
-#endif
-#if MATRICES > 2
-  if (matrix == 2) m = &a.matrices[2];
-#endif
+  if ((IS_GATED || Config::MATRICES > 1) && matrix == 1) m = &a.matrices[1];
+  if (Config::MATRICES > 2 && matrix == 2) m = &a.matrices[2];
   Rows rows = {m->values, max(0, min(8, m->rows - row))};
-#if WEIGHT_BITS == 16
-  if (rows.rows) rows.first += row * ROW_BYTES;
-#else
-  if (rows.rows == 0) row = 0;
-  rows.first += row * ROW_BYTES;
-  rows.scale = m->scale + (long long)row * SCALES_OF_ROW * 2;
-  rows.zero = m->zero + (long long)row * SCALES_OF_ROW;
-#endif
+  if constexpr (IN_INTEGERS) {
+    if (rows.rows == 0) row = 0;
+    rows.first += row * ROW_BYTES;
+    rows.scale = m->scale + (long long)row * SCALES_OF_ROW * 2;
+    rows.zero = m->zero + (long long)row * SCALES_OF_ROW;
+  } else if (rows.rows) {
+    rows.first += row * ROW_BYTES;
+  }
   return rows;
 }
 
-#if BIASED
 __device__ __forceinline__ float bias_of(const Arguments& a, int row) {
 #pragma unroll
-  for (int i = 0; i < MATRICES; ++i) {
+  for (int i = 0; i < Config::MATRICES; ++i) {
     if (row < a.matrices[i].rows) return a.matrices[i].bias ? number(a.matrices[i].bias[row]) : 0;
     row -= a.matrices[i].rows;
   }
   return 0;
 }
-#endif
 
-#if ADDED
 // Which of the matrices has a row.
 __device__ __forceinline__ int matrix_of(const Arguments& a, int row) {
   int matrix = 0;
 #pragma unroll
-  for (int i = 0; i + 1 < MATRICES; ++i)
+  for (int i = 0; i + 1 < Config::MATRICES; ++i)
     if (matrix == i && row >= a.matrices[i].rows) row -= a.matrices[i].rows, matrix = i + 1;
   return matrix;
 }
-#endif
 
 __device__ __forceinline__ int rank_of(const Arguments& a) {
-#if ADDED
-  return *a.added.rank;
-#else
-  return 0;
-#endif
+  return Config::ADDED ? *a.added.rank : 0;
 }
 
-#if ADDED
 // Of a row and the one eight further, or of gate and up: their columns of B, and where the numbers of
 // x A begin that belong to their matrices.
 struct AddedPlace {
   int2 column, first;
 
   __device__ __forceinline__ bool apart() const {
-    return OUTPUT == GATED || (MATRICES > 1 && first.x != first.y);
+    return IS_GATED || (Config::MATRICES > 1 && first.x != first.y);
   }
 };
 
 __device__ __forceinline__ AddedPlace added_place(const Arguments& a, int row) {
   int most = a.added.most;
-#if OUTPUT == GATED
-  row = min(row, a.rows - 1);
-  return {make_int2(row, a.rows + row), make_int2(0, most)};
-#else
+  if constexpr (IS_GATED) {
+    row = min(row, a.rows - 1);
+    return {make_int2(row, a.rows + row), make_int2(0, most)};
+  }
   int2 rows = make_int2(min(row, a.rows - 1), min(row + 8, a.rows - 1));
   return {rows, make_int2(matrix_of(a, rows.x) * most, matrix_of(a, rows.y) * most)};
-#endif
 }
-#endif
 
 // What a lane needs of B for the first sixteen ranks, which no kernel of the graph writes.
 struct Columns {
@@ -131,19 +118,18 @@ struct Columns {
 
 __device__ __forceinline__ Columns columns_of(const Arguments& a, int row) {
   Columns columns = {};
-#if ADDED
+  if constexpr (!Config::ADDED) return columns;
   AddedPlace place = added_place(a, row);
   const u16* b = a.added.b + threadIdx.x % 4 * 4;
   columns.fours[0] = *(const uint2*)(b + (long long)place.column.x * a.added.most);
   columns.fours[1] = *(const uint2*)(b + (long long)place.column.y * a.added.most);
-#endif
   return columns;
 }
 
 // What an adapter adds to a lane's sums of a tile whose x A is there already.
 __device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token,
                                            const Columns& columns) {
-#if ADDED
+  if constexpr (!Config::ADDED) return float4{};
   AddedPlace place = added_place(a, row);
   int own = token + threadIdx.x % 32 / 4 - threadIdx.x % 4 * 2;
   const float* x = a.added.shrunk + (long long)min(own, a.tokens - 1) * a.added.width;
@@ -155,9 +141,6 @@ __device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row
   expansion.add_sixteen(numbers, columns.fours, place.apart(), r, rank);
   expansion.add(x, b, place.first, place.apart(), 16, rank);
   return expansion.sum(place.apart());
-#else
-  return float4{};
-#endif
 }
 
 __device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token) {
@@ -174,16 +157,12 @@ __device__ __forceinline__ void finish_one(const Arguments& a, int row, int toke
                                            float before, float added) {
   if (row >= a.rows || token >= a.tokens) return;
   float* out = (float*)a.out + (long long)token * a.rows + row;
-#if ADDED && !SHRINK_STAGES
-  sum = __fadd_rn(sum, added);
-#endif
-#if BIASED
-  sum = __fadd_rn(sum, bias_of(a, row));
-#endif
-#if OUTPUT == RESIDUAL
-  sum = __fadd_rn(before, sum);
-  if (a.tap) a.tap[(long long)token * a.tap_stride + row] = element(sum);
-#endif
+  if constexpr (ADDED_BEHIND) sum = __fadd_rn(sum, added);
+  if constexpr (Config::BIASED) sum = __fadd_rn(sum, bias_of(a, row));
+  if constexpr (Config::OUTPUT == RESIDUAL) {
+    sum = __fadd_rn(before, sum);
+    if (a.tap) a.tap[(long long)token * a.tap_stride + row] = element(sum);
+  }
   *out = sum;
 }
 
@@ -195,9 +174,9 @@ __device__ __forceinline__ u16 activation(float gate, float up) {
 __device__ __forceinline__ void finish_gated(const Arguments& a, int row, int token, float gate,
                                              float up, float added_gate, float added_up) {
   if (row >= a.rows || token >= a.tokens) return;
-#if ADDED && !SHRINK_STAGES
-  gate = __fadd_rn(gate, added_gate);
-  up = __fadd_rn(up, added_up);
-#endif
+  if constexpr (ADDED_BEHIND) {
+    gate = __fadd_rn(gate, added_gate);
+    up = __fadd_rn(up, added_up);
+  }
   ((u16*)a.out)[(long long)token * a.rows + row] = activation(gate, up);
 }

@@ -14,34 +14,36 @@
 // sums. The rows of a group are of one matrix, or of gate and up. With PASSED what comes of these is
 // written as stages have it, for the next product: then a warp has two rows of each eight of 32.
 
-#define GROUPS (EIGHTS / 8)
-#define CONSUMERS (GROUPS * SHARES * 128)
-#define THREADS (CONSUMERS + 128)
-#define TOKEN_BYTES (WIDTHS * EIGHT_BYTES)
-#define STAGE_BYTES (EIGHTS * EIGHT_BYTES + TOKEN_BYTES)
-#define RING_BYTES (DEPTH * STAGE_BYTES)
-#define PART_BYTES (EIGHTS * WIDTHS * 256)
-#define PARTS_BYTES (SHARES > 1 ? SEGMENTS * PART_BYTES : 0)
-#define SUMS (WIDTHS * 4)
-#define OWN_SEGMENTS (SEGMENTS / SHARES)
-#define OWN_WIDTHS (WIDTHS / SHARES)
-#define ROW_COPIES (EIGHTS / 2)
+constexpr int GROUPS = Config::EIGHTS / 8;
+constexpr int CONSUMERS = GROUPS * Config::SHARES * 128;
+constexpr int THREADS = CONSUMERS + 128;
+constexpr int TOKEN_BYTES = Config::WIDTHS * EIGHT_BYTES;
+constexpr int STAGE_BYTES = Config::EIGHTS * EIGHT_BYTES + TOKEN_BYTES;
+constexpr int RING_BYTES = Config::DEPTH * STAGE_BYTES;
+constexpr int PART_BYTES = Config::EIGHTS * Config::WIDTHS * 256;
+constexpr int PARTS_BYTES = Config::SHARES > 1 ? SEGMENTS * PART_BYTES : 0;
+constexpr int SUMS = Config::WIDTHS * 4;
+constexpr int OWN_SEGMENTS = SEGMENTS / Config::SHARES;
+constexpr int OWN_WIDTHS = Config::WIDTHS / Config::SHARES;
+constexpr int ROW_COPIES = Config::EIGHTS / 2;
 
 // Registers are handed over by the warps that fill stages: what a thread has at first, and then.
-#define SHARED_OUT (512 / RESIDENT / (GROUPS * SHARES + 1) / 8 * 8)
-#define LOADING (GROUPS * SHARES == 2 ? 56 : GROUPS * SHARES == 3 ? 32 : 40)
-#define LEFT ((SHARED_OUT * (GROUPS * SHARES + 1) - LOADING) / (GROUPS * SHARES) / 8 * 8)
-#define MULTIPLYING (LEFT > 240 ? 240 : LEFT)
+constexpr int SHARED_OUT = 512 / Config::RESIDENT / (GROUPS * Config::SHARES + 1) / 8 * 8;
+constexpr int LOADING = GROUPS * Config::SHARES == 2 ? 56 : GROUPS * Config::SHARES == 3 ? 32 : 40;
+constexpr int LEFT = (SHARED_OUT * (GROUPS * Config::SHARES + 1) - LOADING) /
+                     (GROUPS * Config::SHARES) / 8 * 8;
+constexpr int MULTIPLYING = LEFT > 240 ? 240 : LEFT;
 
 // Two groups that have a multiprocessor to themselves wait for one another otherwise (H200, 7 to 11 %
 // of inputs of 4,096 and more; smaller blocks and three groups lose 1 to 3 %).
-#define PIPELINED (GROUPS == 2 && SHARES == 1)
+constexpr bool PIPELINED = GROUPS == 2 && Config::SHARES == 1;
 
-static_assert(RING_BYTES + PARTS_BYTES + 128 == SHARED_BYTES, "what the launch asks for");
-static_assert(DEPTH <= 8 && EIGHTS % 8 == 0 && WIDTHS % SHARES == 0, "whole shares");
-static_assert(DEPTH % SHARES == 0, "a stage is always one share's");
-static_assert(PASSED == 0 || (OUTPUT == GATED && ADDED == 0), "what can be passed on");
-static_assert(INPUTS % 64 == 0 && (SHARES == 1 || BLOCKS % SHARES == 0), "whole blocks");
+static_assert(RING_BYTES + PARTS_BYTES + 128 == Config::SHARED_BYTES, "what the launch asks for");
+static_assert(Config::DEPTH <= 8 && Config::EIGHTS % 8 == 0, "barriers and groups");
+static_assert(Config::WIDTHS % Config::SHARES == 0, "whole shares");
+static_assert(Config::DEPTH % Config::SHARES == 0, "a stage is always one share's");
+static_assert(!Config::PASSED || (IS_GATED && !Config::ADDED), "what can be passed on");
+static_assert(Config::INPUTS % 64 == 0 && BLOCKS % Config::SHARES == 0, "whole blocks");
 
 // The barriers of a stage: that it is full, and that it is empty again.
 struct Barriers {
@@ -52,7 +54,7 @@ struct Barriers {
 
   __device__ __forceinline__ void begin() const {
 #pragma unroll
-    for (int i = 0; i < DEPTH; ++i) {
+    for (int i = 0; i < Config::DEPTH; ++i) {
       begin_barrier(full(i), 128 + 1);
       begin_barrier(empty(i), GROUPS * 4);
     }
@@ -62,7 +64,8 @@ struct Barriers {
 
 // The block of inputs of the n-th stage that is filled, of each share in turn.
 __device__ __forceinline__ int block_of(int n) {
-  return SHARES == 1 ? n : n % SHARES * (BLOCKS / SHARES) + n / SHARES;
+  if constexpr (Config::SHARES == 1) return n;
+  return n % Config::SHARES * (BLOCKS / Config::SHARES) + n / Config::SHARES;
 }
 
 // Sixteen bytes a thread of each of its rows, an eighth of a block of inputs: of each group's rows
@@ -80,30 +83,31 @@ struct Loader {
     there = 0;
 #pragma unroll
     for (int i = 0; i < ROW_COPIES; ++i) {
-      Rows eight = eight_of(a, blockIdx.y * EIGHTS + i * 2 + row / 8);
+      Rows eight = eight_of(a, blockIdx.y * Config::EIGHTS + i * 2 + row / 8);
       if (row % 8 < eight.rows) there |= 1u << i;
-      int own = PASSED ? row % 8 / 2 * 8 + row % 2 : row % 8;
+      int own = Config::PASSED ? row % 8 / 2 * 8 + row % 2 : row % 8;
       if (i == 0) first = eight.first + own * ROW_BYTES + chunk * 16;
     }
     asm volatile("" : "+r"(there));  // or it would be found out anew for each copy
   }
 
   __device__ __forceinline__ void weights(int stage, int block) const {
-    constexpr long long step = (OUTPUT == GATED ? 8 : 16) * ROW_BYTES;
+    constexpr long long step = (IS_GATED ? 8 : 16) * ROW_BYTES;
     u32 to = place + stage * STAGE_BYTES;
     const char* from = first + block * 128;
-#pragma unroll(MATRICES > 1 && OUTPUT != GATED ? 1 : GROUPS)
+#pragma unroll(Config::MATRICES > 1 && !IS_GATED ? 1 : GROUPS)
     for (int group = 0; group < GROUPS; ++group) {
-      if (MATRICES > 1 && OUTPUT != GATED) {
+      if (Config::MATRICES > 1 && !IS_GATED) {
         int row = threadIdx.x % 128 / 8;
-        from = eight_of(a, blockIdx.y * EIGHTS + group * 8 + row / 8).first + row % 8 * ROW_BYTES +
-               threadIdx.x % 8 * 16 + block * 128;
+        Rows eight = eight_of(a, blockIdx.y * Config::EIGHTS + group * 8 + row / 8);
+        from = eight.first + row % 8 * ROW_BYTES + threadIdx.x % 8 * 16 + block * 128;
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        copy_ahead(to + (group * 8 + i * 2) * EIGHT_BYTES, from + i * (PASSED ? step / 4 : step),
+        copy_ahead(to + (group * 8 + i * 2) * EIGHT_BYTES,
+                   from + i * (Config::PASSED ? step / 4 : step),
                    there >> (group * 4 + i) & 1);
-      if (MATRICES == 1 || OUTPUT == GATED) from += 4 * step;
+      if (Config::MATRICES == 1 || IS_GATED) from += 4 * step;
     }
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barriers.full(stage))
                  : "memory");
@@ -111,26 +115,27 @@ struct Loader {
 
   __device__ __forceinline__ void tokens(int stage, int block) const {
     if (threadIdx.x != CONSUMERS) return;
-    int first = blockIdx.x * WIDTHS * 8, bytes = min(WIDTHS * 8, a.tokens - first) * 128;
+    int first = blockIdx.x * Config::WIDTHS * 8;
+    int bytes = min(Config::WIDTHS * 8, a.tokens - first) * 128;
     const char* from = (const char*)a.inputs + ((long long)block * a.tokens + first) * 128;
     expect_bytes(barriers.full(stage), bytes);
-    copy_bulk(start + stage * STAGE_BYTES + EIGHTS * EIGHT_BYTES, from, bytes,
+    copy_bulk(start + stage * STAGE_BYTES + Config::EIGHTS * EIGHT_BYTES, from, bytes,
               barriers.full(stage));
   }
 
   __device__ __forceinline__ void run() const {
 #pragma unroll 1
-    for (int n = 0; n < DEPTH && n < BLOCKS; ++n) weights(n, block_of(n));
+    for (int n = 0; n < Config::DEPTH && n < BLOCKS; ++n) weights(n, block_of(n));
     wait_for_predecessors();
     int stage = 0, parity = 1;
 #pragma unroll 1
     for (int n = 0; n < BLOCKS; ++n) {
-      if (n >= DEPTH) {
+      if (n >= Config::DEPTH) {
         wait_barrier(barriers.empty(stage), parity);
         weights(stage, block_of(n));
       }
       tokens(stage, block_of(n));
-      if (++stage == DEPTH) stage = 0, parity ^= 1;
+      if (++stage == Config::DEPTH) stage = 0, parity ^= 1;
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
   }
@@ -141,44 +146,44 @@ struct Item {
   int row, token;
 
   __device__ __forceinline__ Item(int width) {
-    int group = SHARES > 1 ? threadIdx.x / 128 % GROUPS : threadIdx.x / 128;
-    int eight = blockIdx.y * EIGHTS + group * 8 + threadIdx.x % 128 / 32 * 2;
+    int group = Config::SHARES > 1 ? threadIdx.x / 128 % GROUPS : threadIdx.x / 128;
+    int eight = blockIdx.y * Config::EIGHTS + group * 8 + threadIdx.x % 128 / 32 * 2;
     int lane = threadIdx.x % 32;
-    row = (OUTPUT == GATED ? eight / 2 : eight) * 8 + lane / 4;
-    if (PASSED) row = row / 32 * 32 + lane / 8 * 8 + eight / 2 % 4 * 2 + lane / 4 % 2;
-    token = (blockIdx.x * WIDTHS + width) * 8 + lane % 4 * 2;
+    row = (IS_GATED ? eight / 2 : eight) * 8 + lane / 4;
+    if (Config::PASSED) row = row / 32 * 32 + lane / 8 * 8 + eight / 2 % 4 * 2 + lane / 4 % 2;
+    token = (blockIdx.x * Config::WIDTHS + width) * 8 + lane % 4 * 2;
   }
 
   __device__ __forceinline__ void before(const Arguments& a, float* numbers) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      numbers[i] = OUTPUT == RESIDUAL ? residual_of(a, row + i / 2 * 8, token + i % 2) : 0;
+      numbers[i] = Config::OUTPUT == RESIDUAL ? residual_of(a, row + i / 2 * 8, token + i % 2) : 0;
   }
 
   __device__ __forceinline__ void finish(const Arguments& a, int rank, const float* sum,
                                          const float* before) const {
     float4 added = added_to(a, rank, row, token);
-#if PASSED
-    // Of two rows side by side each lane takes one token.
-    int odd = row % 2;
-    u32 first = activation(sum[0], sum[2]), second = activation(sum[1], sum[3]);
-    u32 other = __shfl_xor_sync(~0u, odd ? first : second, 4);
-    u32 word = odd ? other | second << 16 : first | other << 16;
-    if (row < a.rows && token + odd < a.tokens)
-      ((u32*)a.out)[staged_word(token + odd, a.tokens, row / 2)] = word;
-#elif OUTPUT == GATED
-    finish_gated(a, row, token, sum[0], sum[2], added.x, added.z);
-    finish_gated(a, row, token + 1, sum[1], sum[3], added.y, added.w);
-#else
-    float more[4] = {added.x, added.y, added.z, added.w};
+    if constexpr (Config::PASSED) {
+      // Of two rows side by side each lane takes one token.
+      int odd = row % 2;
+      u32 first = activation(sum[0], sum[2]), second = activation(sum[1], sum[3]);
+      u32 other = __shfl_xor_sync(~0u, odd ? first : second, 4);
+      u32 word = odd ? other | second << 16 : first | other << 16;
+      if (row < a.rows && token + odd < a.tokens)
+        ((u32*)a.out)[staged_word(token + odd, a.tokens, row / 2)] = word;
+    } else if constexpr (IS_GATED) {
+      finish_gated(a, row, token, sum[0], sum[2], added.x, added.z);
+      finish_gated(a, row, token + 1, sum[1], sum[3], added.y, added.w);
+    } else {
+      float more[4] = {added.x, added.y, added.z, added.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      finish_one(a, row + i / 2 * 8, token + i % 2, sum[i], before[i], more[i]);
-#endif
+      for (int i = 0; i < 4; ++i)
+        finish_one(a, row + i / 2 * 8, token + i % 2, sum[i], before[i], more[i]);
+    }
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, Config::RESIDENT)
     product(const __grid_constant__ Arguments a) {
   extern __shared__ __align__(1024) char memory[];
   u32 start = shared_address(memory);
@@ -196,13 +201,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   int share = threadIdx.x / 128 / GROUPS, group = threadIdx.x / 128 % GROUPS;
   int lane = threadIdx.x % 32, stage = share, parity = 0;
   const char* own = memory + (group * 8 + threadIdx.x % 128 / 32 * 2) * EIGHT_BYTES;
-  u64 columns = operand(start + EIGHTS * EIGHT_BYTES);
+  u64 columns = operand(start + Config::EIGHTS * EIGHT_BYTES);
 
-#if PIPELINED
   int last = 0;
   // Half a stage is read while the one before is multiplied, and a stage is empty once the first
   // half of the next one is on its way.
-  auto multiply_stage = [&](float(&sums)[SUMS], int block, bool first) {
+  auto multiply_halves = [&](float(&sums)[SUMS], int block, bool first) {
     wait_barrier(barriers.full(stage), parity);
     const char* rows = own + stage * STAGE_BYTES;
     u64 tokens = columns + stage * (STAGE_BYTES / 16);
@@ -219,15 +223,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
       if (i == 0 && !first && lane == 0) arrive_at(barriers.empty(last));
     }
     last = stage;
-    stage += SHARES;
-    if (stage >= DEPTH) stage -= DEPTH, parity ^= 1;
+    stage += Config::SHARES;
+    if (stage >= Config::DEPTH) stage -= Config::DEPTH, parity ^= 1;
   };
-  auto end_segment = [&](float(&sums)[SUMS], bool any) {
-    wait_products(sums);
-    if (any && lane == 0) arrive_at(barriers.empty(last));
-  };
-#else
-  auto multiply_stage = [&](float(&sums)[SUMS], int block, bool first) {
+  auto multiply_whole = [&](float(&sums)[SUMS], int block, bool first) {
     wait_barrier(barriers.full(stage), parity);
     const char* rows = own + stage * STAGE_BYTES;
     u64 tokens = columns + stage * (STAGE_BYTES / 16);
@@ -246,33 +245,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     end_products();
     wait_products(sums);
     if (lane == 0) arrive_at(barriers.empty(stage));
-    stage += SHARES;
-    if (stage >= DEPTH) stage -= DEPTH, parity ^= 1;
+    stage += Config::SHARES;
+    if (stage >= Config::DEPTH) stage -= Config::DEPTH, parity ^= 1;
   };
-  auto end_segment = [&](float(&)[SUMS], bool) {};
-#endif
+  auto multiply_stage = [&](float(&sums)[SUMS], int block, bool first) {
+    if constexpr (PIPELINED)
+      multiply_halves(sums, block, first);
+    else
+      multiply_whole(sums, block, first);
+  };
+  auto end_segment = [&](float(&sums)[SUMS], bool any) {
+    if constexpr (PIPELINED) {
+      wait_products(sums);
+      if (any && lane == 0) arrive_at(barriers.empty(last));
+    }
+  };
 
   float sums[SUMS];
-  int block = SHARES == 1 ? 0 : share * (BLOCKS / SHARES);
-#if SHARES == 1
-  float total[SUMS];
+  int block = Config::SHARES == 1 ? 0 : share * (BLOCKS / Config::SHARES);
+  if constexpr (Config::SHARES == 1) {
+    float total[SUMS];
 #pragma unroll
-  for (int i = 0; i < SUMS; ++i) total[i] = -0.0f, sums[i] = 0;  // which a sum leaves as it is
+    for (int i = 0; i < SUMS; ++i) total[i] = -0.0f, sums[i] = 0;  // which a sum leaves as it is
 #pragma unroll 1
-  for (int i = 0; i < SEGMENTS; ++i) {
-    int behind = first_block(i + 1);
-    bool first = true;
+    for (int i = 0; i < SEGMENTS; ++i) {
+      int behind = first_block(i + 1);
+      bool first = true;
 #pragma unroll 1
-    for (; block < behind; ++block, first = false) multiply_stage(sums, block, first);
-    end_segment(sums, !first);
+      for (; block < behind; ++block, first = false) multiply_stage(sums, block, first);
+      end_segment(sums, !first);
 #pragma unroll
-    for (int j = 0; j < SUMS; ++j) total[j] = __fadd_rn(total[j], first ? 0.0f : sums[j]);
+      for (int j = 0; j < SUMS; ++j) total[j] = __fadd_rn(total[j], first ? 0.0f : sums[j]);
+    }
+#pragma unroll
+    for (int n = 0; n < Config::WIDTHS; ++n) Item(n).before(a, sums + n * 4);
+#pragma unroll
+    for (int n = 0; n < Config::WIDTHS; ++n) Item(n).finish(a, rank, total + n * 4, sums + n * 4);
+    return;
   }
-#pragma unroll
-  for (int n = 0; n < WIDTHS; ++n) Item(n).before(a, sums + n * 4);
-#pragma unroll
-  for (int n = 0; n < WIDTHS; ++n) Item(n).finish(a, rank, total + n * 4, sums + n * 4);
-#else
   float4* parts = (float4*)(memory + RING_BYTES) + threadIdx.x % (GROUPS * 128);
 #pragma unroll
   for (int j = 0; j < SUMS; ++j) sums[j] = 0;
@@ -284,8 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     for (; block < behind; ++block, first = false) multiply_stage(sums, block, first);
     end_segment(sums, !first);
 #pragma unroll
-    for (int n = 0; n < WIDTHS; ++n)
-      parts[((share * OWN_SEGMENTS + i) * WIDTHS + n) * GROUPS * 128] =
+    for (int n = 0; n < Config::WIDTHS; ++n)
+      parts[((share * OWN_SEGMENTS + i) * Config::WIDTHS + n) * GROUPS * 128] =
           first ? float4{}
                 : make_float4(sums[n * 4], sums[n * 4 + 1], sums[n * 4 + 2], sums[n * 4 + 3]);
   }
@@ -298,7 +308,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     float total[4] = {-0.0f, -0.0f, -0.0f, -0.0f};
 #pragma unroll
     for (int s = 0; s < SEGMENTS; ++s) {
-      float4 part = parts[(s * WIDTHS + share * OWN_WIDTHS + n) * GROUPS * 128];
+      float4 part = parts[(s * Config::WIDTHS + share * OWN_WIDTHS + n) * GROUPS * 128];
       total[0] = __fadd_rn(total[0], part.x);
       total[1] = __fadd_rn(total[1], part.y);
       total[2] = __fadd_rn(total[2], part.z);
@@ -306,5 +316,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     }
     Item(share * OWN_WIDTHS + n).finish(a, rank, total, before + n * 4);
   }
-#endif
 }

@@ -2,12 +2,6 @@
 // eight columns of B, sixteen inputs an instruction. It comes behind ring.cuh. A warp has sixteen
 // of the rows, and of eight columns what `multiply` of numbers.cuh gives.
 
-#if BFLOAT
-#define KINDS ".f32.bf16.bf16"
-#else
-#define KINDS ".f32.f16.f16"
-#endif
-
 #define PLACES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define PLACES_1 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define PLACES_2 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
@@ -16,49 +10,6 @@
 #define PLACES_5 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define FOUR(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
-
-#if WIDTHS == 8
-#define SHAPE "m64n64k16"
-#define PLACES PLACES_0 PLACES_1
-#define NUMBERS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16)
-#define GIVEN_0 "%32"
-#define GIVEN_1 "%33"
-#define GIVEN_2 "%34"
-#define GIVEN_3 "%35"
-#define GIVEN_4 "%36"
-#define GIVEN_5 "%37"
-#elif WIDTHS == 12
-#define SHAPE "m64n96k16"
-#define PLACES PLACES_0 PLACES_1 PLACES_2
-#define NUMBERS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32)
-#define GIVEN_0 "%48"
-#define GIVEN_1 "%49"
-#define GIVEN_2 "%50"
-#define GIVEN_3 "%51"
-#define GIVEN_4 "%52"
-#define GIVEN_5 "%53"
-#elif WIDTHS == 16
-#define SHAPE "m64n128k16"
-#define PLACES PLACES_0 PLACES_1 PLACES_2 PLACES_3
-#define NUMBERS_OF(c) SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)
-#define GIVEN_0 "%64"
-#define GIVEN_1 "%65"
-#define GIVEN_2 "%66"
-#define GIVEN_3 "%67"
-#define GIVEN_4 "%68"
-#define GIVEN_5 "%69"
-#elif WIDTHS == 24
-#define SHAPE "m64n192k16"
-#define PLACES PLACES_0 PLACES_1 PLACES_2 PLACES_3 PLACES_4 PLACES_5
-#define NUMBERS_OF(c) \
-  SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48), SIXTEEN(c, 64), SIXTEEN(c, 80)
-#define GIVEN_0 "%96"
-#define GIVEN_1 "%97"
-#define GIVEN_2 "%98"
-#define GIVEN_3 "%99"
-#define GIVEN_4 "%100"
-#define GIVEN_5 "%101"
-#endif
 
 // Where an operand lies, sixteen bytes a unit: rows of 128 bytes, eights of them behind one another,
 // chunk c of row r at place c ^ r % 8. Its sixteen inputs are two units.
@@ -70,15 +21,40 @@ __device__ __forceinline__ void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// c += A B, or c = A B if not `more`: A in registers, as `multiply` has it, B in shared memory.
-__device__ __forceinline__ void multiply_registers(float (&c)[WIDTHS * 4], const u32 (&a)[4],
-                                                   u64 columns, bool more) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " GIVEN_5 ", 0;\n"
-               "wgmma.mma_async.sync.aligned." SHAPE KINDS " {" PLACES "}, {" GIVEN_0 ", " GIVEN_1
-               ", " GIVEN_2 ", " GIVEN_3 "}, " GIVEN_4 ", p, 1, 1, 0;\n}"
-               : NUMBERS_OF(c)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"((int)more));
-}
+// c += A B, or c = A B if not `more`: A in registers, as `multiply` has it, B in shared memory. One
+// for each number of sums, whose places come before those of what is given.
+#define MULTIPLY_REGISTERS(COUNT, SHAPE, KINDS, PLACES, NUMBERS, A0, A1, A2, A3, COLUMNS, MORE)   \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " MORE ", 0;\n"                                  \
+               "wgmma.mma_async.sync.aligned." SHAPE KINDS " {" PLACES "}, {" A0 ", " A1          \
+               ", " A2 ", " A3 "}, " COLUMNS ", p, 1, 1, 0;\n}"                                   \
+               : NUMBERS                                                                          \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns), "r"((int)more))
+#define PRODUCTS(COUNT, SHAPE, PLACES, NUMBERS, ...)                                              \
+  __device__ __forceinline__ void multiply_registers(float (&c)[COUNT], const u32 (&a)[4],        \
+                                                     u64 columns, bool more) {                    \
+    if constexpr (Config::BFLOAT)                                                                 \
+      MULTIPLY_REGISTERS(COUNT, SHAPE, ".f32.bf16.bf16", PLACES, ARGUMENT(NUMBERS), __VA_ARGS__); \
+    else                                                                                          \
+      MULTIPLY_REGISTERS(COUNT, SHAPE, ".f32.f16.f16", PLACES, ARGUMENT(NUMBERS), __VA_ARGS__);   \
+  }                                                                                               \
+  /* All of this thread's have ended; the numbers are named so that nobody reads them before. */  \
+  __device__ __forceinline__ void wait_products(float (&c)[COUNT]) {                              \
+    asm volatile("wgmma.wait_group.sync.aligned 0;" : ARGUMENT(NUMBERS)::"memory");               \
+  }
+#define ARGUMENT(...) __VA_ARGS__
+
+PRODUCTS(32, "m64n64k16", PLACES_0 PLACES_1, ARGUMENT(SIXTEEN(c, 0), SIXTEEN(c, 16)),
+         "%32", "%33", "%34", "%35", "%36", "%37")
+PRODUCTS(48, "m64n96k16", PLACES_0 PLACES_1 PLACES_2,
+         ARGUMENT(SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32)),
+         "%48", "%49", "%50", "%51", "%52", "%53")
+PRODUCTS(64, "m64n128k16", PLACES_0 PLACES_1 PLACES_2 PLACES_3,
+         ARGUMENT(SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48)),
+         "%64", "%65", "%66", "%67", "%68", "%69")
+PRODUCTS(96, "m64n192k16", PLACES_0 PLACES_1 PLACES_2 PLACES_3 PLACES_4 PLACES_5,
+         ARGUMENT(SIXTEEN(c, 0), SIXTEEN(c, 16), SIXTEEN(c, 32), SIXTEEN(c, 48), SIXTEEN(c, 64),
+                  SIXTEEN(c, 80)),
+         "%96", "%97", "%98", "%99", "%100", "%101")
 
 __device__ __forceinline__ void end_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -87,11 +63,6 @@ __device__ __forceinline__ void end_products() {
 // All but the newest of this thread's have ended.
 __device__ __forceinline__ void wait_but_newest() {
   asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-}
-
-// All of this thread's have ended; the numbers are named so that nobody reads them before.
-__device__ __forceinline__ void wait_products(float (&c)[WIDTHS * 4]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" : NUMBERS_OF(c)::"memory");
 }
 
 // Barriers in shared memory, which count arrivals and bytes of copies.

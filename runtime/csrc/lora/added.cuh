@@ -1,10 +1,6 @@
 // What an adapter adds to a product: x A times B. It comes behind numbers.cuh. With SHRINK_STAGES
 // blocks of the product multiply by A, and ask for so many stages ahead (shrink.cuh).
 
-#ifndef SHRINK_STAGES
-#define SHRINK_STAGES 0
-#endif
-
 struct Added {
   float* shrunk;    // x A: float [tokens, width], `most` numbers for each matrix
   const u16* a;     // A, a column of it a row: [width, inputs]
@@ -19,7 +15,7 @@ struct Added {
 
 // A number that a block of the same grid tells another. What is not there yet is a NaN that no sum
 // is: theirs have all bits.
-#define UNTOLD 0x7FC00000u
+constexpr u32 UNTOLD = 0x7FC00000u;
 
 __device__ __forceinline__ void tell(float* to, float x) {
   u32 bits = __float_as_uint(x);

@@ -6,9 +6,9 @@
 // sixteen ranks by eight tokens a block, whose warps have a segment of the inputs each. INPUTS is K;
 // the tokens are elements.
 
-#define THREADS 256
+constexpr int THREADS = 256;
 // Blocks of inputs that are asked for at a time.
-#define AHEAD (MOST < 5 ? MOST : 4)
+constexpr int AHEAD = MOST < 5 ? MOST : 4;
 
 struct Shrink {
   const u16* x;     // [tokens, INPUTS]
@@ -27,7 +27,8 @@ __device__ __forceinline__ void read_inputs(const u16* row, int block, int lane,
   for (int i = 0; i < 2; ++i) {
     int input = first_input(block, i, lane % 4);
     halves[i] = make_uint4(0, 0, 0, 0);
-    if (there && (INPUTS % 64 == 0 || input < INPUTS)) halves[i] = *(const uint4*)(row + input);
+    bool inside = Config::INPUTS % 64 == 0 || input < Config::INPUTS;
+    if (there && inside) halves[i] = *(const uint4*)(row + input);
   }
 }
 
@@ -37,15 +38,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) shrink(const __grid_consta
   int first = first_block(warp), count = first_block(warp + 1) - first;
   int rank = blockIdx.x * 16 + lane / 4, token = blockIdx.y * 8 + lane / 4;
   bool active = blockIdx.x * 16 % step.most < *step.rank, there = token < step.tokens;
-  const u16* a = step.a + (long long)rank * INPUTS;
-  const u16* x = step.x + (long long)(there ? token : 0) * INPUTS;
+  const u16* a = step.a + (long long)rank * Config::INPUTS;
+  const u16* x = step.x + (long long)(there ? token : 0) * Config::INPUTS;
   uint4 low[AHEAD][2], high[AHEAD][2];
   auto read_ranks = [&](int base) {
 #pragma unroll
     for (int j = 0; j < AHEAD; ++j) {
       bool needed = active && base + j < count;
       read_inputs(a, first + base + j, lane, needed, low[j]);
-      read_inputs(a + 8 * INPUTS, first + base + j, lane, needed, high[j]);
+      read_inputs(a + 8 * Config::INPUTS, first + base + j, lane, needed, high[j]);
     }
   };
   read_ranks(0);

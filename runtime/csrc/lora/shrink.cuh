@@ -4,14 +4,13 @@
 // as a ninth part of the sums: before their last stage if it is told by then, or behind it. All
 // blocks of the grid are on the GPU at once. It comes behind items.cuh.
 
-#if SHRINK_STAGES
-#define PASS 16
+constexpr int PASS = 16;
 // Of few inputs the weights are there before x A is: then it counts that code has been fetched before
 // the wait. Of many blocks look for x A before their last stage.
-#define SHORT (MOST < 5)
-#define WARM (SHORT && !REPEATED)
-#define RANKS_BYTES (2 * EIGHT_BYTES)
-#define SHRUNK_MATRICES (OUTPUT == GATED ? 2 : MATRICES)
+constexpr bool SHORT = MOST < 5;
+constexpr bool WARM = SHORT && !Config::REPEATED;
+constexpr int RANKS_BYTES = 2 * EIGHT_BYTES;
+constexpr int SHRUNK_MATRICES = Config::OUTPUT == GATED ? 2 : Config::MATRICES;
 
 // The ranks of A that a block takes, through a ring in place of that of the weights. Sixteen ranks of
 // one matrix are a set: the first ones of all matrices, then the next ones.
@@ -35,10 +34,11 @@ struct Ranks {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         long long row = row_of(set) + 8 * i;
-        Eight eight = {(const char*)(a.added.a + row * INPUTS), 8};
-        copy_eight<INPUTS>(ring + slot * RANKS_BYTES + i * EIGHT_BYTES, eight, first + block, lane);
+        Eight eight = {(const char*)(a.added.a + row * Config::INPUTS), 8};
+        copy_eight<Config::INPUTS>(ring + slot * RANKS_BYTES + i * EIGHT_BYTES, eight,
+                                   first + block, lane);
       }
-      if (++slot == SHRINK_STAGES) slot = 0;
+      if (++slot == Config::SHRINK_STAGES) slot = 0;
       if (++block == count) block = 0, set += a.added.blocks;
     }
     end_copies();
@@ -48,41 +48,41 @@ struct Ranks {
 // Multiply by the ranks of this block; and let nothing be told to the next product.
 __device__ __forceinline__ void shrink(const Arguments& a, Shared& shared, int rank, int first,
                                        int count) {
-  constexpr int OWN = NORMED || HELD < 4 ? HELD : 4;
+  constexpr int OWN = Config::NORMED || HELD < 4 ? HELD : 4;
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   Ranks ranks = {a, shared_address(shared.ring[warp]), rank, first, count, lane, (int)blockIdx.x};
 #pragma unroll
-  for (int i = 0; i < SHRINK_STAGES; ++i) ranks.ask();
-  if (SHORT && IS_EARLY) let_next_begin();
+  for (int i = 0; i < Config::SHRINK_STAGES; ++i) ranks.ask();
+  if (SHORT && is_early(a)) let_next_begin();
   float4* parts = shared.parts[0][0];
   // Once for nothing, so that the code is there when the wait is over.
 #pragma unroll 1
   for (int dry = SHORT; dry >= 0; --dry) {
     int tokens = dry ? 0 : a.tokens, slot = 0;
-    if (!dry) wait_for_predecessors(IS_EARLY);
+    if (!dry) wait_for_predecessors(is_early(a));
     Activations x[OWN];
-#if NORMED
-    wait_copies<SHRINK_STAGES>();
-    __syncwarp();
-    read_normed(a, shared, x, first, count, tokens);
-#else
+    if constexpr (Config::NORMED) {
+      wait_copies<Config::SHRINK_STAGES>();
+      __syncwarp();
+      read_normed(a, shared, x, first, count, tokens);
+    } else {
 #pragma unroll
-    for (int j = 0; j < OWN; ++j)
-      read_activations(a, x[j], 0, first + j, lane, !dry && j < count);
-#endif
+      for (int j = 0; j < OWN; ++j)
+        read_activations(a, x[j], 0, first + j, lane, !dry && j < count);
+    }
     for (int set = blockIdx.x; ranks.is_there(set); set += a.added.blocks) {
       float sums[4] = {};
       for (int base = 0; base < MOST; base += OWN) {
 #pragma unroll
         for (int j = 0; j < OWN; ++j) {
           if (base + j >= count) continue;
-          wait_copies<SHRINK_STAGES - 1>();
+          wait_copies<Config::SHRINK_STAGES - 1>();
           __syncwarp();
           const char* stage = shared.ring[warp] + slot * RANKS_BYTES;
           uint4 low[2], high[2];
           read_eight(stage, lane, low);
           read_eight(stage + EIGHT_BYTES, lane, high);
-          if (++slot == SHRINK_STAGES) slot = 0;
+          if (++slot == Config::SHRINK_STAGES) slot = 0;
           __syncwarp();
           if (!dry) ranks.ask();
           multiply_block(sums, low, high, x[j][0]);
@@ -116,15 +116,11 @@ __device__ __forceinline__ void shrink(const Arguments& a, Shared& shared, int r
 // What a product adds to a lane's sums: x is the row of its token in what is told, `first` where the
 // numbers begin that belong to its two rows' matrices, `column` the rows' columns of B; the first
 // sixteen ranks of both are given, or asked for at least.
-#if WARM
-__device__ __noinline__
-#else
-__device__ __forceinline__
-#endif
-float4 expand(const float* x, int2 first, const u16* b, int2 column, uint4 one, uint4 other,
-              Columns columns, int rank) {
+__device__ __forceinline__ float4 expand_inline(const float* x, int2 first, const u16* b,
+                                                int2 column, uint4 one, uint4 other,
+                                                Columns columns, int rank) {
   int r = threadIdx.x % 4 * 4;
-  bool apart = OUTPUT == GATED || (MATRICES > 1 && first.x != first.y);
+  bool apart = Config::OUTPUT == GATED || (Config::MATRICES > 1 && first.x != first.y);
   float4 numbers[2] = {read_told(x + first.x + r, one)};
   if (apart) numbers[1] = read_told(x + first.y + r, other);
   Expansion expansion;
@@ -139,6 +135,20 @@ float4 expand(const float* x, int2 first, const u16* b, int2 column, uint4 one, 
     if (apart) numbers[1] = read_told(x + first.y + r + PASS);
   }
   return expansion.sum(apart);
+}
+
+__device__ __noinline__ float4 expand_apart(const float* x, int2 first, const u16* b, int2 column,
+                                            uint4 one, uint4 other, Columns columns, int rank) {
+  return expand_inline(x, first, b, column, one, other, columns, rank);
+}
+
+// One copy of the code serves, where it has been fetched before it is needed.
+__device__ __forceinline__ float4 expand(const float* x, int2 first, const u16* b, int2 column,
+                                         uint4 one, uint4 other, Columns columns, int rank) {
+  if constexpr (WARM)
+    return expand_apart(x, first, b, column, one, other, columns, rank);
+  else
+    return expand_inline(x, first, b, column, one, other, columns, rank);
 }
 
 // What a lane of the last warps adds to an item.
@@ -167,13 +177,15 @@ struct Adding {
 
   // Where the numbers of its rows' matrices begin.
   __device__ __forceinline__ int2 first() const {
-    return OUTPUT == GATED ? make_int2(0, a.added.most) : MATRICES > 1 ? starts : make_int2(0, 0);
+    if constexpr (IS_GATED) return make_int2(0, a.added.most);
+    return Config::MATRICES > 1 ? starts : make_int2(0, 0);
   }
 
   // Have the code of `add` fetched, which would wait for it.
   __device__ __forceinline__ void warm(float4* part) {
     uint4 none = make_uint4(0, 0, 0, 0);
-    if (WARM && item >= 0) part[item] = expand(x, first(), a.added.b, column, none, none, Columns{}, 0);
+    if (WARM && item >= 0)
+      part[item] = expand(x, first(), a.added.b, column, none, none, Columns{}, 0);
   }
 
   __device__ __forceinline__ void ask() {
@@ -183,7 +195,7 @@ struct Adding {
     const float* from = x + threadIdx.x % 4 * 4;
     int2 at = first();
     bits[0] = ask_told(from + at.x);
-    if (OUTPUT == GATED || (MATRICES > 1 && at.x != at.y)) bits[1] = ask_told(from + at.y);
+    if (IS_GATED || (Config::MATRICES > 1 && at.x != at.y)) bits[1] = ask_told(from + at.y);
   }
 
   __device__ __forceinline__ void add(float4* part) {
@@ -200,4 +212,3 @@ struct Adding {
     if (block == MOST - 1 && __all_sync(~0u, is_told(bits[0]) && is_told(bits[1]))) add(part);
   }
 };
-#endif

@@ -88,7 +88,7 @@ struct Pages {
   int offset[PAGES];
   int row[PAGES];
   int slot[PAGES];
-  int count[PAGES];
+  int tokens[PAGES];
 };
 
 // Grid x covers heads * count * width of the largest copy, y the copies, z the buffers. The pool
@@ -97,7 +97,7 @@ extern "C" __global__ void copy_pages(Rows rows, Pages pages) {
   int copy = blockIdx.y;
   int unit_of_slot = (blockIdx.x * blockDim.x + threadIdx.x) % rows.width;
   int token = (blockIdx.x * blockDim.x + threadIdx.x) / rows.width;
-  int count = pages.count[copy];
+  int count = pages.tokens[copy];
   if (token >= rows.heads * count) return;
   int head = token / count;
   token %= count;

@@ -5,7 +5,7 @@ from contextlib import suppress
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from runtime.errors import HearthError
@@ -19,8 +19,58 @@ _WHOLE = {"sm_90": "sm_90a"}
 _HEADER = re.compile(r'^#include "([\w/]+\.cuh)"\n', re.MULTILINE)
 
 
-def kernel_source(name: str, package: str = CSRC) -> str:
-    """The CUDA C++ source `name` of a package, with the headers of that package put in once."""
+class KernelAttribute(str):
+    """What a kernel is declared with, which only the preprocessor can put there."""
+
+    __slots__ = ()
+
+
+class KernelConfig(Protocol):
+    """What a kernel is compiled for: a named tuple of numbers and further such tuples."""
+
+    def _asdict(self) -> dict[str, Any]:
+        """Its fields by name."""
+
+
+class MacroConfig(KernelConfig, Protocol):
+    """One of whose fields those named by `macros` are macros too: its source has `#if` of them."""
+
+    @property
+    def macros(self) -> frozenset[str]:
+        """Names of fields."""
+
+
+def config_source(config: KernelConfig | MacroConfig) -> str:
+    """`struct Config` of a kernel: the fields of its configuration as constants, in capitals."""
+    fields = config_fields(config)
+    lines = ["struct Config {", *(_constant(name, value) for name, value in fields.items()), "};"]
+    asked = getattr(config, "macros", frozenset[str]())
+    for name, value in fields.items():
+        if isinstance(value, KernelAttribute):
+            lines.append(f"#define {name.upper()} {value}")
+        elif name in asked:
+            lines.append(f"#define {name.upper()} {int(value)}")
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+def config_fields(config: KernelConfig) -> dict[str, Any]:
+    """The fields of a configuration and of the tuples in it, by name."""
+    found: dict[str, Any] = {}
+    for name, value in config._asdict().items():
+        found |= config_fields(value) if hasattr(value, "_asdict") else {name: value}
+    return found
+
+
+def _constant(name: str, value: bool | int | KernelAttribute) -> str:  # noqa: FBT001 (as it is stored)
+    if isinstance(value, KernelAttribute):
+        return ""
+    if isinstance(value, bool):
+        return f"  static constexpr bool {name.upper()} = {str(value).lower()};"
+    return f"  static constexpr int {name.upper()} = {value};"
+
+
+def kernel_source(name: str, config: KernelConfig | None = None, package: str = CSRC) -> str:
+    """The CUDA C++ source `name` of a package behind its `Config`, each header put in once."""
     known: set[str] = set()
 
     def read(file: str) -> str:
@@ -30,7 +80,7 @@ def kernel_source(name: str, package: str = CSRC) -> str:
         text = resources.files(package).joinpath(file).read_text("utf-8")
         return _HEADER.sub(lambda found: read(found[1]), text)
 
-    return read(f"{name}.cu")
+    return ("" if config is None else config_source(config)) + read(f"{name}.cu")
 
 
 def load_compiler_api() -> Any:

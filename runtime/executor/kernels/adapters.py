@@ -67,6 +67,13 @@ def added_arguments(adapter: Adapter, told: Told | None, blocks: int) -> AddedAr
     return AddedArguments(place, *given, cleared, adapter.width, adapter.most, numbers, blocks)
 
 
+class ShrinkConfig(NamedTuple):
+    """`Config` of csrc/lora/shrink.cu."""
+
+    bfloat: bool
+    inputs: int
+
+
 class ShrinkArguments(ctypes.Structure):
     """`Shrink` of csrc/lora/shrink.cu."""
 
@@ -76,7 +83,7 @@ class ShrinkArguments(ctypes.Structure):
 class Shrink:
     """Launches of x A by itself, for as many columns as the active adapter has."""
 
-    def __init__(self, programs: Kernels, *, bfloat: int) -> None:
+    def __init__(self, programs: Kernels, *, bfloat: bool) -> None:
         self._programs = programs
         self._bfloat = bfloat
         self._functions: dict[int, Any] = {}
@@ -84,8 +91,8 @@ class Shrink:
     def launch(self, x: int, adapter: Adapter, inputs: int, tokens: int) -> Launch:
         """The product of elements x [tokens, inputs] and A."""
         if inputs not in self._functions:
-            macros = {"INPUTS": inputs, "BFLOAT": self._bfloat}
-            self._functions[inputs] = self._programs.kernel("lora/shrink", "shrink", macros)
+            config = ShrinkConfig(self._bfloat, inputs)
+            self._functions[inputs] = self._programs.kernel("lora/shrink", "shrink", config)
         arguments = ShrinkArguments(
             x, adapter.a, adapter.rank, adapter.shrunk, tokens, adapter.width, adapter.most
         )

@@ -33,7 +33,6 @@ _FLOAT_BYTES = 4
 _SUM_BYTES = 8
 _TICKET_BYTES = 4
 _ALIGNMENT = 256
-_FORM = ("SHARE", "FUSED", "SINGLE", "HALVES", "TREE", "WHOLE", "BY_WARP", "LONE", "STAGED")
 _HEADS_OF_WARP = 4
 _HALF_BLOCK = 32
 # Of nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
@@ -58,6 +57,54 @@ class AttentionArguments(ctypes.Structure):
         ("scale", ctypes.c_float),
         *integers("batch seq_len kv_len table_rows units fine"),
     )
+
+
+class HeadConfig(NamedTuple):
+    """What `Config` of every kernel of attention has: the heads of a model, and the GPU."""
+
+    bfloat: bool
+    dim: int
+    rotary: int
+    query_heads: int
+    kv_heads: int
+    clusters: bool
+    early: bool
+
+
+class AttentionConfig(NamedTuple):
+    """`Config` of csrc/attention/attention.cu, whose comment says what a block does then.
+
+    With `for_nodes` its `rotate` goes before csrc/attention/nodes.cu.
+    """
+
+    heads: HeadConfig
+    share: int
+    fused: bool = False
+    single: bool = False
+    halves: int = 2
+    tree: bool = False
+    whole: bool = False
+    by_warp: bool = False
+    lone: bool = False
+    staged: bool = False
+    for_nodes: bool = False
+
+    @property
+    def macros(self) -> frozenset[str]:
+        """All that csrc/attention asks for by `#if`."""
+        return frozenset((*HeadConfig._fields[1:], *AttentionConfig._fields[1:]))
+
+
+class NodesConfig(NamedTuple):
+    """`Config` of csrc/attention/nodes.cu."""
+
+    heads: HeadConfig
+    shared_bytes: int
+
+    @property
+    def macros(self) -> frozenset[str]:
+        """All that csrc/attention asks for by `#if`."""
+        return frozenset((*HeadConfig._fields[1:], "shared_bytes"))
 
 
 class AttentionShape(NamedTuple):
@@ -206,16 +253,16 @@ class Attention:
         )
         own_tables = config.use_context_dependent_rope
         self._table_rows = config.max_kv_cache_capacity if own_tables else 0
-        self._macros = {
-            "BFLOAT": int(config.dtype == "bfloat16"),
-            "DIM": config.head_dim,
-            "ROTARY": config.rotary_dim,
-            "QUERY_HEADS": config.num_attention_heads,
-            "KV_HEADS": config.num_kv_heads,
-            "CLUSTERS": int(facts.largest_cluster >= SPAN),
-            "EARLY": int(config.weight_quantization == "none"),
-        }
-        self._functions: dict[tuple[int, ...], tuple[Any, Any]] = {}
+        self._heads = HeadConfig(
+            bfloat=config.dtype == "bfloat16",
+            dim=config.head_dim,
+            rotary=config.rotary_dim,
+            query_heads=config.num_attention_heads,
+            kv_heads=config.num_kv_heads,
+            clusters=facts.largest_cluster >= SPAN,
+            early=config.weight_quantization == "none",
+        )
+        self._functions: dict[AttentionConfig | NodesConfig, tuple[Any, Any]] = {}
         self._scratch = self._tickets = 0
 
     def scratch_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
@@ -317,27 +364,34 @@ class Attention:
         """The kernels `rotate` and `attend` for steps that are cut like this."""
         if plan.nodes:
             return self._node_kernels(plan)
-        single, paired = single and plan.fused, tree and plan.paired
-        form = (plan.share, plan.fused, single, plan.halves, tree, plan.whole, paired)
-        key = (*form, plan.lone, staged)
-        if key not in self._functions:
-            macros = self._macros | dict(zip(_FORM, map(int, key), strict=True))
-            self._functions[key] = (
-                self._programs.kernel("attention/attention", "rotate", macros),
-                self._programs.kernel("attention/attention", "attend", macros),
+        config = AttentionConfig(
+            self._heads,
+            share=plan.share,
+            fused=plan.fused,
+            single=single and plan.fused,
+            halves=plan.halves,
+            tree=tree,
+            whole=plan.whole,
+            by_warp=tree and plan.paired,
+            lone=plan.lone,
+            staged=staged,
+        )
+        if config not in self._functions:
+            self._functions[config] = (
+                self._programs.kernel("attention/attention", "rotate", config),
+                self._programs.kernel("attention/attention", "attend", config),
             )
-        return self._functions[key]
+        return self._functions[config]
 
     def _node_kernels(self, plan: AttentionPlan) -> tuple[Any, Any]:
-        key = (plan.shared_bytes,)
-        if key not in self._functions:
-            spread = dict.fromkeys(_FORM, 0) | {"SHARE": _WARPS, "HALVES": 2}
-            macros = self._macros | spread | {"FOR_NODES": 1}
-            rotate = self._programs.kernel("attention/attention", "rotate", macros)
-            macros = self._macros | {"SHARED_BYTES": plan.shared_bytes}
-            attend = self._programs.kernel("attention/nodes", "attend", macros, plan.shared_bytes)
-            self._functions[key] = rotate, attend
-        return self._functions[key]
+        config = NodesConfig(self._heads, plan.shared_bytes)
+        if config not in self._functions:
+            before = AttentionConfig(self._heads, _WARPS, for_nodes=True)
+            self._functions[config] = (
+                self._programs.kernel("attention/attention", "rotate", before),
+                self._programs.kernel("attention/nodes", "attend", config, plan.shared_bytes),
+            )
+        return self._functions[config]
 
     def _parts_of_scratch(self, batch: int, seq_len: int, kv_len: int) -> tuple[int, int, int]:
         """Bytes of rotated queries, of partial sums of values, and of their maxima and sums."""

@@ -2,6 +2,7 @@
 
 import ctypes
 from math import ceil
+from typing import NamedTuple
 
 from runtime.config import DType
 from runtime.device.cuda.launch import Launch, addresses, integers
@@ -12,7 +13,9 @@ PART = 4096
 """Logits that one block takes: how a sum over them is cut follows from the vocabulary alone."""
 
 
-class _Fuse(ctypes.Structure):
+class FuseArguments(ctypes.Structure):
+    """`Fuse` of csrc/decoder/draft.cu."""
+
     _fields_ = (
         *addresses("x own embeds embedded_gain fused_gain inputs"),
         *integers("size given"),
@@ -20,15 +23,27 @@ class _Fuse(ctypes.Structure):
     )
 
 
-class _Select(ctypes.Structure):
+class SelectArguments(ctypes.Structure):
+    """`Select` of csrc/decoder/draft.cu."""
+
     _fields_ = (
         *addresses("x context last kept_x kept_context places"),
         *integers("seq_len select_len size width"),
     )
 
 
-class _Scores(ctypes.Structure):
+class ScoresArguments(ctypes.Structure):
+    """`Scores` of csrc/decoder/draft.cu."""
+
     _fields_ = (*addresses("logits parts"), ("vocabulary", ctypes.c_int32))
+
+
+class DraftConfig(NamedTuple):
+    """`Config` of csrc/decoder/draft.cu."""
+
+    bfloat: bool
+    block: int = _BLOCK
+    part: int = PART
 
 
 class DraftPieces:
@@ -36,11 +51,7 @@ class DraftPieces:
 
     def __init__(self, programs: Kernels, dtype: DType) -> None:
         self._programs = programs
-        self._macros: dict[str, int | str] = {
-            "BLOCK": _BLOCK,
-            "PART": PART,
-            "BFLOAT": int(dtype == "bfloat16"),
-        }
+        self._config = DraftConfig(bfloat=dtype == "bfloat16")
 
     def fuse(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -59,7 +70,7 @@ class DraftPieces:
 
         inputs [T, 2H] are embeds and x, normed with the two `gains`.
         """
-        arguments = _Fuse(x, own, embeds, *gains, inputs, size, int(given), eps)
+        arguments = FuseArguments(x, own, embeds, *gains, inputs, size, int(given), eps)
         return (self._launch("fuse", (tokens, 1, 1), arguments),)
 
     def select(
@@ -75,7 +86,7 @@ class DraftPieces:
         `last` [rows, M] int64 says which they are; `places` of the same shape gets zeros.
         """
         rows, seq_len, select_len = shape
-        arguments = _Select(
+        arguments = SelectArguments(
             x[0], context[0], last, x[1], context[1], places, seq_len, select_len, x[2], context[2]
         )
         return (self._launch("select", (rows * select_len, 1, 1), arguments),)
@@ -84,12 +95,12 @@ class DraftPieces:
         self, logits: int, parts: int, rows: int, vocabulary: int
     ) -> tuple[Launch, ...]:
         """Log-probabilities in place of logits [rows, vocabulary]; `parts` as `parts_bytes`."""
-        arguments = _Scores(logits, parts, vocabulary)
+        arguments = ScoresArguments(logits, parts, vocabulary)
         grid = (ceil(vocabulary / PART), rows, 1)
         return tuple(self._launch(name, grid, arguments) for name in ("measure", "normalise"))
 
     def _launch(self, name: str, grid: tuple[int, int, int], arguments: ctypes.Structure) -> Launch:
-        function = self._programs.kernel("decoder/draft", name, self._macros)
+        function = self._programs.kernel("decoder/draft", name, self._config)
         return Launch(function, grid, _BLOCK, 0, arguments, name)
 
 

@@ -28,10 +28,29 @@ class Form(NamedTuple):
         """What eight rows of 64 weights take in a stage, with their scales and zero points."""
         return 64 * self.bits + (32 * (1 + self.zeros) if self.block else 0)
 
-    @property
-    def macros(self) -> tuple[int, int, int]:
-        """WEIGHT_BITS, SCALE_BLOCK and ZEROS of a kernel that reads it."""
-        return self.bits, self.block, int(self.zeros)
+
+class ProductConfig(NamedTuple):
+    """What `Config` of every product has: sizes, how weights are stored, what becomes of sums."""
+
+    bfloat: bool
+    inputs: int
+    output: int
+    matrices: int
+    biased: bool
+    added: bool
+    weight_bits: int
+    scale_block: int
+    zeros: bool
+    shrink_stages: int = 0
+    """Stages of an adapter's ranks, where blocks of the product multiply by its A."""
+
+
+class NormConfig(NamedTuple):
+    """`Config` of csrc/gemm/normalise.cu."""
+
+    bfloat: bool
+    inputs: int
+    staged: bool
 
 
 class Weight(NamedTuple):
@@ -48,7 +67,9 @@ class Weight(NamedTuple):
     bias: int = 0
 
 
-class _Matrix(ctypes.Structure):
+class Matrix(ctypes.Structure):
+    """`Matrix` of csrc/gemm/outputs.cuh."""
+
     _fields_ = (*addresses("values scale zero bias"), *integers("rows unused"))
 
 
@@ -56,7 +77,7 @@ class ProductArguments(ctypes.Structure):
     """`Arguments` of csrc/gemm/outputs.cuh."""
 
     _fields_ = (
-        ("matrices", _Matrix * _MATRICES),
+        ("matrices", Matrix * _MATRICES),
         *addresses("inputs gain last out tap"),
         *integers("tokens rows groups tap_stride seq_len select_len"),
         ("eps", ctypes.c_float),
@@ -116,9 +137,9 @@ def product_arguments(
     given: Inputs, weights: Sequence[Weight], output: Output, groups: int
 ) -> ProductArguments:
     """A product's argument; `groups` of rows are shared out over its blocks or clusters."""
-    matrices = (_Matrix * _MATRICES)()
+    matrices = (Matrix * _MATRICES)()
     for index, weight in enumerate(weights):
-        matrices[index] = _Matrix(
+        matrices[index] = Matrix(
             weight.address, weight.scale, weight.zero, weight.bias, weight.rows
         )
     rows = weights[0].rows if output.kind == GATED else sum(one.rows for one in weights)

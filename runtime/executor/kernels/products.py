@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from runtime.device.cuda.compiler import KernelAttribute, KernelConfig
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.launch import Launch
 from runtime.device.cuda.programs import Kernels
@@ -24,7 +25,9 @@ from runtime.executor.kernels.product_arguments import (
     Form,
     Inputs,
     NormArguments,
+    NormConfig,
     Output,
+    ProductConfig,
     Selected,
     Weight,
     product_arguments,
@@ -39,7 +42,7 @@ from runtime.executor.kernels.product_tiles import (
     norms_itself,
     takes_many,
 )
-from runtime.executor.kernels.wide_tiles import wide_tiles
+from runtime.executor.kernels.wide_tiles import WideTiles, wide_tiles
 
 __all__ = ["Form", "Products", "Weight"]
 
@@ -49,24 +52,42 @@ _NORM_THREADS = 128
 _NORM_TOKENS = 4
 # Tokens of a residual product up to which its blocks are placed before its predecessor has ended.
 _TOGETHER = 128
-_COMMON = (
-    *("INPUTS", "OUTPUT", "MATRICES", "BIASED", "ADDED"),
-    *("WEIGHT_BITS", "SCALE_BLOCK", "ZEROS"),
-)
 # What `early` says where a product also runs once before it waits.
 _REHEARSED = 2
-_ADDED = _COMMON.index("ADDED")
-_NARROW = (
-    *_COMMON,
-    *("COLUMNS", "SHARES", "EIGHTS", "DEPTH", "TOKEN_STAGES", "RESIDENT", "REPEATED", "NORMED"),
-    "SHARED_BYTES",
-)
-_WIDE = (
-    *_COMMON,
-    *("EIGHTS", "WIDTHS", "TILES", "SHARE", "DEPTH", "RESIDENT", "SPLIT", "EVEN"),
-    "SHARED_BYTES",
-)
-_GROUPS = (*_COMMON, "EIGHTS", "WIDTHS", "DEPTH", "RESIDENT", "SHARES", "PASSED", "SHARED_BYTES")
+
+
+class GemvConfig(NamedTuple):
+    """`Config` of csrc/gemm/gemv.cu: `columns` tokens of `shares` by `eights` times eight rows."""
+
+    product: ProductConfig
+    columns: int
+    shares: int
+    eights: int
+    depth: int
+    token_stages: int
+    resident: int
+    repeated: bool
+    normed: bool
+    shared_bytes: int
+
+
+class TiledConfig(NamedTuple):
+    """`Config` of csrc/gemm/tiled.cu."""
+
+    product: ProductConfig
+    tiles: WideTiles
+    even: bool
+    shared_bytes: int
+    cluster_dims: KernelAttribute
+
+
+class WgmmaConfig(NamedTuple):
+    """`Config` of csrc/gemm/wgmma.cu."""
+
+    product: ProductConfig
+    tiles: GroupTiles
+    passed: bool
+    shared_bytes: int
 
 
 class _Chosen(NamedTuple):
@@ -92,10 +113,10 @@ class Products:
     def __init__(self, programs: Kernels, facts: GpuFacts, dtype: np.dtype[Any]) -> None:
         self._programs = programs
         self._facts = facts
-        self._bfloat = int(dtype == np.dtype(ml_dtypes.bfloat16))
+        self._bfloat = bool(dtype == np.dtype(ml_dtypes.bfloat16))
         self._scratch = self._rows = 0
         self._relay = Relay()
-        self._functions: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._functions: dict[tuple[str, KernelConfig], Any] = {}
         self._shrink = Shrink(programs, bfloat=self._bfloat)
 
     def scratch_bytes(self, inputs: int, tokens: int) -> int:
@@ -251,8 +272,8 @@ class Products:
         return self._launches("shrink", given, [a], Output(NUMBERS, adapter.shrunk))
 
     def _normalise(self, given: Inputs, *, staged: bool) -> Launch:
-        macros, numbers = ("INPUTS", "STAGED"), (given.size, int(staged))
-        function = self._kernel("gemm/normalise", "normalise", macros, numbers, 0)
+        config = NormConfig(self._bfloat, given.size, staged)
+        function = self._kernel("gemm/normalise", "normalise", config)
         selected = given.selected
         arguments = NormArguments(
             given.address,
@@ -281,9 +302,17 @@ class Products:
         form = weights[0].form
         if any(weight.form != form for weight in weights):
             raise HearthError("internal", "the matrices of one product have one form")
-        biased = any(weight.bias for weight in weights)
-        added = adapter is not None
-        common = (given.size, output.kind, len(weights), int(biased), int(added), *form.macros)
+        common = ProductConfig(
+            self._bfloat,
+            given.size,
+            output.kind,
+            len(weights),
+            any(weight.bias for weight in weights),
+            adapter is not None,
+            form.bits,
+            form.block,
+            form.zeros,
+        )
         chosen = None
         if given.staged:
             chosen = self._groups(given, weights, output, common)
@@ -317,46 +346,57 @@ class Products:
         given: Inputs,
         weights: Sequence[Weight],
         output: Output,
-        common: tuple[int, ...],
+        common: ProductConfig,
         beside: SharedOut | None,
     ) -> _Chosen | None:
         tiles = self._narrow_tiles(given, weights, output)
         if takes_many(tiles):
             return None
-        repeated, normed = int(tiles.groups > tiles.blocks), int(bool(given.gain))
+        repeated = tiles.groups > tiles.blocks
         shared, blocks = tiles.shared_bytes, tiles.blocks
-        macros: tuple[str, ...] = _NARROW
-        numbers: tuple[int, ...] = ()
         if beside is not None:
             shared = beside.shared_bytes
             blocks += beside.blocks
             if repeated:
                 blocks = self._facts.multiprocessors
-            macros, numbers = (*_NARROW, "SHRINK_STAGES"), (beside.stages,)
+            common = common._replace(shrink_stages=beside.stages)
         shares = -(-given.tokens // tiles.columns)
-        stages = (tiles.eights, tiles.depth, tiles.token_stages, tiles.resident)
-        shape = (tiles.columns, shares, *stages, repeated, normed, shared)
+        config = GemvConfig(
+            common,
+            tiles.columns,
+            shares,
+            tiles.eights,
+            tiles.depth,
+            tiles.token_stages,
+            tiles.resident,
+            repeated,
+            normed=bool(given.gain),
+            shared_bytes=shared,
+        )
         padded = max(shared, tiles.shared_bytes + tiles.padding)
-        function = self._kernel("gemm/gemv", "product", macros, (*common, *shape, *numbers), padded)
+        function = self._kernel("gemm/gemv", "product", config, padded)
         if repeated or (given.tokens > 1 and beside is None):
             shared = padded
         rehearsed = (
             self._rows == given.tokens == 1
-            and not common[_ADDED]
+            and not common.added
             and weights[0].form.block == 0
             and is_rehearsed(self._facts, tiles, given.size)
         )
         return _Chosen(function, (blocks, shares, 1), shared, tiles.groups, rehearsed=rehearsed)
 
-    def _wide(self, given: Inputs, weights: Sequence[Weight], common: tuple[int, ...]) -> _Chosen:
+    def _wide(self, given: Inputs, weights: Sequence[Weight], common: ProductConfig) -> _Chosen:
         eights, form = _eights(weights), weights[0].form
         tiles = wide_tiles(self._facts, eights, given.size, given.tokens, form.eight_bytes)
         # Whether every block has rows of one matrix, or one of gate and up in each eight.
         even = all(weight.rows % (8 * tiles.eights) == 0 for weight in weights[:-1])
-        shared, shape = tiles.shared_bytes, (*tiles[:-1], int(even or common[1] == GATED))
-        function = self._kernel("gemm/tiled", "product", _WIDE, (*common, *shape, shared), shared)
+        shared = tiles.shared_bytes
+        even = even or common.output == GATED
+        cluster = KernelAttribute(f"__cluster_dims__(1, 1, {tiles.split})" * (tiles.split > 1))
+        config = TiledConfig(common, tiles, even, shared, cluster)
+        function = self._kernel("gemm/tiled", "product", config, shared)
         blocks = (-(-eights // tiles.eights), -(-given.tokens // (8 * tiles.widths)), tiles.split)
-        apart = common[1] == RESIDUAL and tiles.split == 1 and given.tokens > _TOGETHER
+        apart = common.output == RESIDUAL and tiles.split == 1 and given.tokens > _TOGETHER
         return _Chosen(function, blocks, shared, 0, tiles.threads, apart)
 
     def _group_tiles(
@@ -373,28 +413,25 @@ class Products:
         given: Inputs,
         weights: Sequence[Weight],
         output: Output,
-        common: tuple[int, ...],
+        common: ProductConfig,
     ) -> _Chosen:
         tiles = self._group_tiles(given, weights, output)
         if tiles is None:
             raise HearthError("internal", "only products by groups of warps read staged tokens")
-        shared, passed = tiles.shared_bytes, int(output.staged)
-        numbers = (*common, *tiles, passed, shared)
-        function = self._kernel("gemm/wgmma", "product", _GROUPS, numbers, shared)
+        shared = tiles.shared_bytes
+        config = WgmmaConfig(common, tiles, output.staged, shared)
+        function = self._kernel("gemm/wgmma", "product", config, shared)
         tokens, eights = -(-given.tokens // (8 * tiles.widths)), _eights(weights)
         apart = output.kind == RESIDUAL and tiles.shares == 1
         return _Chosen(
             function, (tokens, -(-eights // tiles.eights), 1), shared, 0, tiles.threads, apart
         )
 
-    def _kernel(
-        self, file: str, name: str, macros: tuple[str, ...], numbers: tuple[int, ...], shared: int
-    ) -> Any:
-        """The kernel with these macros, which a step asks for again and again."""
-        key = (file, numbers)
+    def _kernel(self, file: str, name: str, config: KernelConfig, shared: int = 0) -> Any:
+        """The kernel of this configuration, which a step asks for again and again."""
+        key = (file, config)
         if key not in self._functions:
-            chosen = {"BFLOAT": self._bfloat, **dict(zip(macros, numbers, strict=True))}
-            self._functions[key] = self._programs.kernel(file, name, chosen, shared)
+            self._functions[key] = self._programs.kernel(file, name, config, shared)
         return self._functions[key]
 
 

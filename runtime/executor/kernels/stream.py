@@ -1,4 +1,5 @@
 import ctypes
+from typing import NamedTuple
 
 from runtime.config import DType
 from runtime.device.cuda.launch import Launch, addresses, integers
@@ -16,6 +17,12 @@ class StreamArguments(ctypes.Structure):
     _fields_ = (*addresses("source x tap cleared"), *integers("eighths width stride numbers"))
 
 
+class StreamConfig(NamedTuple):
+    """`Config` of csrc/decoder/enter.cu."""
+
+    bfloat: bool
+
+
 class ResidualStream:
     """Launches that begin the residual stream x [T, H] and add to it.
 
@@ -23,9 +30,9 @@ class ResidualStream:
     """
 
     def __init__(self, programs: Kernels, dtype: DType, hidden: int) -> None:
-        macros = {"BFLOAT": int(dtype == "bfloat16")}
+        config = StreamConfig(bfloat=dtype == "bfloat16")
         self._functions = {
-            name: programs.kernel("decoder/enter", name, macros) for name in ("begin", "add")
+            name: programs.kernel("decoder/enter", name, config) for name in ("begin", "add")
         }
         self._hidden = hidden
 

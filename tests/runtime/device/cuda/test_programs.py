@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -9,17 +9,26 @@ from runtime.device.cuda.programs import Programs, WantedKernels
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 
 
-class FakeCompiler:
-    def __init__(self, *known: tuple[str, tuple[str, ...]]) -> None:
-        self.known = known
-        self.compiled: list[tuple[str, tuple[str, ...]]] = []
+class Config(NamedTuple):
+    a: int
 
-    def has(self, name: str, _source: str, options: tuple[str, ...]) -> bool:
-        return (name, options) in self.known
+
+class FakeCompiler:
+    def __init__(self, *known: str) -> None:
+        self.known = known
+        self.compiled: list[str] = []
+
+    def has(self, _name: str, source: str, _options: tuple[str, ...]) -> bool:
+        return source in self.known
 
     def compile(self, name: str, source: str, options: tuple[str, ...]) -> bytes:
-        self.compiled.append((name, options))
+        assert not options
+        self.compiled.append(source)
         return f"{name} {source}".encode()
+
+
+def source_of(name: str, config: Config, package: str = "runtime.csrc") -> str:
+    return f"{name} of {package} with {config.a}"
 
 
 @pytest.fixture
@@ -32,22 +41,21 @@ def api() -> FakeDriver:
 
 @pytest.fixture(autouse=True)
 def _sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_programs, "kernel_source", lambda *where: " of ".join(where))
+    monkeypatch.setattr(cuda_programs, "kernel_source", source_of)
 
 
 def programs(api: FakeDriver, compiler: Any) -> Programs:
     return Programs(CudaContext(CudaDriver(api)), compiler)
 
 
-def test_a_kernel_is_compiled_once_for_each_set_of_macros(api: FakeDriver) -> None:
+def test_a_kernel_is_compiled_once_for_each_configuration(api: FakeDriver) -> None:
     compiler = FakeCompiler()
     made = programs(api, compiler)
-    sets: list[dict[str, int | str]] = [{"A": 1, "B": "half"}, {"B": "half", "A": 1}, {"A": 2}]
-    for macros in sets:
-        assert made.kernel("gemm/gemv", "narrow", macros) == "function"
-    assert compiler.compiled == [("gemm/gemv", ("-DA=1", "-DB=half")), ("gemm/gemv", ("-DA=2",))]
+    for config in (Config(1), Config(1), Config(2)):
+        assert made.kernel("gemm/gemv", "narrow", config) == "function"
+    assert compiler.compiled == [source_of("gemm/gemv", Config(number)) for number in (1, 2)]
     (loaded, _) = [call for call in api.calls if call[0] == "cuModuleLoadData"]
-    assert loaded[1] == b"gemm/gemv gemm/gemv of runtime.csrc"
+    assert loaded[1] == b"gemm/gemv gemm/gemv of runtime.csrc with 1"
     made.close()
     assert api.names().count("cuModuleUnload") == 2
 
@@ -55,7 +63,7 @@ def test_a_kernel_is_compiled_once_for_each_set_of_macros(api: FakeDriver) -> No
 def test_shared_memory_is_asked_for_once_and_never_made_less(api: FakeDriver) -> None:
     made = programs(api, FakeCompiler())
     for shared_bytes in (0, 70_000, 60_000, 90_000):
-        made.kernel("gemm/gemv", "narrow", {}, shared_bytes)
+        made.kernel("gemm/gemv", "narrow", Config(0), shared_bytes)
     prefix = "CU_FUNC_ATTRIBUTE_"
     asked = [call[2:] for call in api.calls if call[0] == "cuFuncSetAttribute"]
     assert asked == [
@@ -68,14 +76,14 @@ def test_shared_memory_is_asked_for_once_and_never_made_less(api: FakeDriver) ->
 def test_wanted_kernels_are_loaded_ahead(api: FakeDriver) -> None:
     wanted = WantedKernels()
     for name in ("narrow", "narrow", "other"):
-        wanted.kernel("gemm/gemv", name, {"A": 1}, 70_000)
+        wanted.kernel("gemm/gemv", name, Config(1), 70_000)
     compiler = FakeCompiler()
     made = programs(api, compiler)
     made.load(wanted.requests, threads=2)
     assert len(wanted.requests) == 2
-    assert set(compiler.compiled) == {("gemm/gemv", ("-DA=1",))}
+    assert compiler.compiled == [source_of("gemm/gemv", Config(1))]
     before = len(api.calls)
-    made.kernel("gemm/gemv", "other", {"A": 1}, 70_000)
+    made.kernel("gemm/gemv", "other", Config(1), 70_000)
     assert len(api.calls) == before
 
 
@@ -85,8 +93,8 @@ def test_how_many_kernels_are_compiled_is_told_where_some_are_missing(
 ) -> None:
     wanted, heard = WantedKernels(), list[tuple[str, float | None]]()
     for number in range(3):
-        wanted.kernel("gemm/gemv", "narrow", {"A": number})
-    compiler = FakeCompiler(*(("gemm/gemv", (f"-DA={number}",)) for number in range(known)))
+        wanted.kernel("gemm/gemv", "narrow", Config(number))
+    compiler = FakeCompiler(*(source_of("gemm/gemv", Config(one)) for one in range(known)))
     made = programs(api, compiler)
     made.load(wanted.requests, threads=2, told=lambda stage, share: heard.append((stage, share)))
     missing = 3 - known

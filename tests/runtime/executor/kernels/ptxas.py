@@ -16,9 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daemon.kernel_cache import targets_of
-from runtime.device.cuda.compiler import compiler_version, kernel_source, load_compiler_api
+from runtime.device.cuda.compiler import (
+    KernelConfig,
+    compiler_version,
+    kernel_source,
+    load_compiler_api,
+)
 from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.programs import KernelRequest, macro_options
+from runtime.device.cuda.programs import KernelRequest
 from runtime.executor.engine import IOTensor
 from runtime.executor.kernels.engine import compiler_threads, io_tensors_of
 from runtime.executor.kernels.step import DecoderStep, step_shape
@@ -63,18 +68,18 @@ class _Requests:
     """Hands out requests in place of kernels, so that a launch tells what it would be."""
 
     def kernel(
-        self, file: str, name: str, macros: Mapping[str, int | str], shared_bytes: int = 0
+        self, file: str, name: str, config: KernelConfig, shared_bytes: int = 0
     ) -> KernelRequest:
-        return KernelRequest(file, name, macro_options(macros), shared_bytes)
+        return KernelRequest(file, name, config, shared_bytes)
 
 
-def ptxas_log(architecture: str, file: str, options: Iterable[str]) -> str:
-    """What ptxas says of a source of kernels with these options."""
+def ptxas_log(architecture: str, file: str, config: KernelConfig) -> str:
+    """What ptxas says of a source of kernels with this configuration."""
     api: Any = load_compiler_api()
-    source = kernel_source(file).encode()
+    source = kernel_source(file, config).encode()
     _, program = api.nvrtcCreateProgram(source, f"{file}.cu".encode(), 0, [], [])
     fixed = ("--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
-    arguments = [option.encode() for option in (*fixed, *options)]
+    arguments = [option.encode() for option in fixed]
     (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
     _, size = api.nvrtcGetProgramLogSize(program)
     log = bytearray(size)
@@ -168,13 +173,13 @@ def measured(targets: Iterable[str]) -> dict[str, list[int]]:
         for name, request in hot_kernels(facts_of(target), shape, kind).items()
     }
     programs = dict.fromkeys(
-        (target, one.file, one.options) for (target, _), one in requests.items()
+        (target, one.file, one.config) for (target, _), one in requests.items()
     )
     with ThreadPoolExecutor(compiler_threads()) as pool:
         logs = pool.map(lambda one: used(ptxas_log(*one)), programs)
         found = dict(zip(programs, logs, strict=True))
     return {
-        name: list(found[target, one.file, one.options][one.name])
+        name: list(found[target, one.file, one.config][one.name])
         for (target, name), one in requests.items()
     }
 

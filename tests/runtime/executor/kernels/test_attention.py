@@ -4,6 +4,7 @@ import pytest
 from msgspec import structs
 
 from runtime.config import Quantization
+from runtime.device.cuda.compiler import config_fields
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.programs import WantedKernels
 from runtime.executor.kernels.attention import (
@@ -96,8 +97,9 @@ def test_one_token_a_row_is_one_launch() -> None:
     assert (told.partial, end) == (1 << 20, (1 << 20) + made.scratch_bytes(8, 1, 2048))
     assert made.ticket_bytes(8, 1, 2048) == 8 * 8 * 4 * 4
     (request, other) = wanted.requests
-    assert {"-DFUSED=1", "-DTREE=0", "-DBFLOAT=1", "-DSHARE=4"} < set(request.options)
-    assert other.options == request.options
+    found = config_fields(request.config).items()
+    assert {"fused": True, "tree": False, "bfloat": True, "share": 4}.items() < found
+    assert other.config == request.config
 
 
 @pytest.mark.parametrize("slots", [64, 320, 2048])
@@ -112,7 +114,7 @@ def test_blocks_are_no_clusters_where_the_gpu_has_no_room_for_them() -> None:
         wanted = WantedKernels()
         made = attention(wanted, cluster=cluster)
         made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, 2048)
-        assert all(f"-DCLUSTERS={clusters}" in one.options for one in wanted.requests)
+        assert {config_fields(one.config)["clusters"] for one in wanted.requests} == {clusters}
 
 
 @pytest.mark.parametrize(("seq_len", "slots", "turns"), [(2, 256, 1), (8, 256, 1), (8, 2048, 2)])
@@ -129,7 +131,7 @@ def test_the_next_weights_are_asked_for_early_where_they_have_16_bits() -> None:
         wanted = WantedKernels()
         made = attention(wanted, weights=weights)
         made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, 2048)
-        assert all(f"-DEARLY={early}" in one.options for one in wanted.requests)
+        assert {config_fields(one.config)["early"] for one in wanted.requests} == {early}
 
 
 @pytest.mark.parametrize("mask", [0, 1])
@@ -139,7 +141,7 @@ def test_several_tokens_a_row_are_rotated_first(mask: int) -> None:
     rotate, attend = made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), mask, 11, 2, 60, 8192)
     assert (rotate.name, rotate.grid) == ("rotate", (240, 1, 1))
     assert attend.grid[1:] == (8, 16)
-    assert all(f"-DTREE={mask}" in one.options for one in wanted.requests)
+    assert {config_fields(one.config)["tree"] for one in wanted.requests} == {mask}
 
 
 def test_nodes_have_blocks_of_eight_and_others_for_whole_spans() -> None:
@@ -151,8 +153,9 @@ def test_nodes_have_blocks_of_eight_and_others_for_whole_spans() -> None:
     assert (attend.grid, attend.block) == ((8, 8, 8), 256)
     request = next(one for one in wanted.requests if one.file == "attention/nodes")
     assert request.shared_bytes == attend.shared_bytes
-    assert f"-DSHARED_BYTES={attend.shared_bytes}" in request.options
-    assert any("-DFOR_NODES=1" in one.options for one in wanted.requests if one.name == "rotate")
+    assert config_fields(request.config)["shared_bytes"] == attend.shared_bytes
+    (before,) = (one for one in wanted.requests if one.name == "rotate")
+    assert config_fields(before.config)["for_nodes"]
     told = cast(AttentionArguments, attend.arguments)
     assert told.units == 8 + 2  # whole spans, and what may be two more behind them
     assert made.scratch_bytes(1, 60, 2048) == 60 * 16 * 128 * 2 + 64 * 10 * 16 * (128 * 4 + 8)

@@ -6,8 +6,13 @@ from functools import cache
 import pytest
 
 from runtime.device.cuda.compiler import load_compiler_api
-from runtime.device.cuda.programs import macro_options
-from runtime.executor.kernels.attention import AttentionShape, plan_nodes
+from runtime.executor.kernels.attention import (
+    AttentionConfig,
+    AttentionShape,
+    HeadConfig,
+    NodesConfig,
+    plan_nodes,
+)
 from tests.runtime.executor.kernels.ptxas import ptxas_log
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
@@ -15,22 +20,15 @@ pytestmark = pytest.mark.slow
 REGISTERS = 65_536
 THREADS = 128
 SHARED = 48 * 1024
-SPREAD: dict[str, int | str] = {
-    "SHARE": 4,
-    "FUSED": 0,
-    "SINGLE": 0,
-    "HALVES": 2,
-    "WHOLE": 0,
-    "BY_WARP": 0,
-    "LONE": 0,
-}
-PAIRED = SPREAD | {"BY_WARP": 1}
-WIDE = SPREAD | {"SHARE": 2, "WHOLE": 1}
-STAGED = WIDE | {"STAGED": 1}
-FEW = SPREAD | {"FUSED": 1, "HALVES": 1}
-LONE = FEW | {"LONE": 1}
-DECODE = FEW | {"SINGLE": 1, "HALVES": 1}
-CROWDED = DECODE | {"WHOLE": 1}
+HEADS = HeadConfig(False, 128, 128, 16, 8, True, True)
+SPREAD = AttentionConfig(HEADS, share=4)
+PAIRED = SPREAD._replace(by_warp=True)
+WIDE = SPREAD._replace(share=2, whole=True)
+STAGED = WIDE._replace(staged=True)
+FEW = SPREAD._replace(fused=True, halves=1)
+LONE = FEW._replace(lone=True)
+DECODE = FEW._replace(single=True)
+CROWDED = DECODE._replace(whole=True)
 FORMS = {
     "sm_80": [(DECODE, 0, 128), (LONE, 1, 128)],
     "sm_86": [(WIDE, 0, 64)],
@@ -53,19 +51,15 @@ def known() -> frozenset[str]:
     return frozenset(f"sm_{number}" for number in numbers)
 
 
-def compiled(architecture: str, options: tuple[str, ...], file: str = "attention/attention") -> str:
-    """The log of ptxas."""
-    return ptxas_log(architecture, file, options)
-
-
 @pytest.mark.parametrize("architecture", FORMS)
 def test_attention_compiles_for(architecture: str) -> None:
     if architecture not in known():
         pytest.skip(f"this NVRTC does not know {architecture}")
     for place, (form, tree, dim) in enumerate(FORMS[architecture]):
-        sizes = {"DIM": dim, "ROTARY": dim // 2 if dim == 80 else dim, "BFLOAT": place % 2}
-        heads = {"QUERY_HEADS": 16, "KV_HEADS": 8, "TREE": tree, "EARLY": 1, "CLUSTERS": 1}
-        log = compiled(architecture, macro_options(form | sizes | heads))
+        rotary, bfloat = dim // 2 if dim == 80 else dim, bool(place % 2)
+        heads = HEADS._replace(dim=dim, rotary=rotary, bfloat=bfloat)
+        config = form._replace(heads=heads, tree=bool(tree))
+        log = ptxas_log(architecture, "attention/attention", config)
         assert "redefinition" not in log, log  # of a macro, which is but warned of
         numbers = re.findall(r"Used (\d+) registers", log)
         assert max(map(int, numbers)) * THREADS * 2 <= REGISTERS, (form, log)
@@ -81,8 +75,7 @@ def test_attention_compiles_for(architecture: str) -> None:
 def test_attention_by_nodes_compiles_for(architecture: str, heads: int, dim: int) -> None:
     plan = plan_nodes(AttentionShape(dim, heads, 8), 60, 512)
     assert plan is not None
-    sizes = {"DIM": dim, "ROTARY": dim // 2, "QUERY_HEADS": heads, "KV_HEADS": 8, "BFLOAT": 1}
-    options = macro_options({**sizes, "EARLY": 1, "SHARED_BYTES": plan.shared_bytes})
-    log = compiled(architecture, options, "attention/nodes")
+    sizes = HEADS._replace(dim=dim, rotary=dim // 2, query_heads=heads, bfloat=True)
+    log = ptxas_log(architecture, "attention/nodes", NodesConfig(sizes, plan.shared_bytes))
     assert "redefinition" not in log, log
     assert re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log) == [("0", "0")], log

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cuda.compiler import load_compiler_api
+from runtime.device.cuda.compiler import config_fields, load_compiler_api
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.programs import KernelRequest, WantedKernels
 from runtime.executor.kernels.products import Form, Products, Weight
@@ -77,7 +77,7 @@ def compiled(request: KernelRequest, architecture: str) -> str:
     """The log of ptxas for a kernel."""
     # As the compiler takes it, with the instructions that no later GPU has.
     target = {"sm_90": "sm_90a"}.get(architecture, architecture)
-    return ptxas_log(target, request.file, request.options)
+    return ptxas_log(target, request.file, request.config)
 
 
 def check(
@@ -96,18 +96,12 @@ def check(
         KINDS[kind % len(KINDS)](products, MODELS[model], width, form)
     for request in wanted.requests:
         log = compiled(request, architecture)
-        options = "\n".join((*request.options, log))
+        found, options = config_fields(request.config), f"{request.config}\n{log}"
         (registers,) = re.findall(r"Used (\d+) registers", log)
-        resident = re.search(r"-DRESIDENT=(\d+)", options)
-        block = 128 if "-DSPLIT" in options else 256
-        threads = block * int(resident[1]) if resident else 128
+        block = 128 if "split" in found else 256
+        threads = block * found["resident"] if "resident" in found else 128
         if request.file == "gemm/wgmma":
-            eights, shares = (
-                int(found[1])
-                for name in ("EIGHTS", "SHARES")
-                if (found := re.search(rf"-D{name}=(\d+)", options))
-            )
-            threads = int(resident[1] if resident else 1) * (eights // 8 * shares + 1) * 128
+            threads = found["resident"] * (found["eights"] // 8 * found["shares"] + 1) * 128
         assert int(registers) * threads <= REGISTERS, options
         ((stored, loaded),) = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill", log)
         # With zero points, which no export writes yet, the widest tiles spill a few registers.

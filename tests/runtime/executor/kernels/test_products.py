@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from runtime.device.cuda.compiler import config_fields
 from runtime.device.cuda.launch import Launch
 from runtime.device.cuda.programs import KernelRequest, WantedKernels
 from runtime.errors import HearthError
@@ -35,9 +36,8 @@ class Made:
         return list(self.wanted.requests)
 
 
-def macros(request: KernelRequest) -> dict[str, int]:
-    pairs = (option.removeprefix("-D").split("=") for option in request.options)
-    return {name: int(number) for name, number in pairs}
+def fields(request: KernelRequest) -> dict[str, Any]:
+    return config_fields(request.config)
 
 
 def names(launches: tuple[Launch, ...]) -> list[str]:
@@ -68,18 +68,18 @@ def test_few_tokens_are_normed_in_the_product() -> None:
     (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT)
     (request,) = made.requests
     assert (request.file, request.name) == ("gemm/gemv", "product")
-    found = macros(request)
+    found = fields(request)
     assert (
         found.items()
         >= {
-            "BFLOAT": 1,
-            "INPUTS": 1024,
-            "COLUMNS": 8,
-            "OUTPUT": 0,
-            "MATRICES": 3,
-            "BIASED": 1,
-            "NORMED": 1,
-            "REPEATED": 0,
+            "bfloat": 1,
+            "inputs": 1024,
+            "columns": 8,
+            "output": 0,
+            "matrices": 3,
+            "biased": 1,
+            "normed": 1,
+            "repeated": 0,
         }.items()
     )
     # Half of a multiprocessor's, so that it takes one block.
@@ -130,7 +130,7 @@ def test_a_residual_is_added_in_place_and_tapped(tokens: int) -> None:
     launches = made.products.residual(X, weight(1024), 2048, tokens, OUT, tap=(0x9000, 3072))
     (launch,) = launches
     (request,) = made.requests
-    assert macros(request)["OUTPUT"] == 1
+    assert fields(request)["output"] == 1
     assert request.file == ("gemm/tiled" if tokens > 64 else "gemm/gemv")
     a = launch.arguments
     assert (a.inputs, a.out, a.tap, a.tap_stride) == (X, OUT, 0x9000, 3072)
@@ -141,7 +141,7 @@ def test_the_head_selects_tokens_where_they_are_normed() -> None:
     (one,) = made.products.head(X, GAIN, EPS, weight(151_936), 1024, 2, 7, 3, LAST, OUT)
     a = one.arguments
     assert (a.last, a.seq_len, a.select_len, a.tokens, a.rows) == (LAST, 7, 3, 6, 151_936)
-    assert macros(made.requests[0])["REPEATED"] == 1
+    assert fields(made.requests[0])["repeated"] == 1
     norm, product = made.products.head(X, GAIN, EPS, weight(264), 1024, 2, 70, 33, LAST, OUT)
     assert (norm.arguments.last, norm.arguments.seq_len, norm.arguments.select_len) == (
         LAST,
@@ -166,9 +166,9 @@ def test_several_tokens_are_shared_out_over_the_gpu() -> None:
     for tokens, shares in ((33, 2), (32, 2), (17, 2), (16, 1)):
         (launch,) = made.products.residual(X, weight(1024), 2048, tokens, OUT)
         assert launch.grid[1] == shares, tokens
-        found = macros(made.requests[-1])
-        assert (found["SHARES"], found["COLUMNS"] * shares >= tokens) == (shares, True)
-        assert found["TOKEN_STAGES"] == 4
+        found = fields(made.requests[-1])
+        assert (found["shares"], found["columns"] * shares >= tokens) == (shares, True)
+        assert found["token_stages"] == 4
 
 
 def test_plain_products_take_one_matrix_or_several() -> None:
@@ -176,7 +176,7 @@ def test_plain_products_take_one_matrix_or_several() -> None:
     (one,) = made.products.plain(X, weight(64), 200, 1, OUT)
     (both,) = made.products.plain(X, [weight(64), weight(32)], 200, 1, OUT)
     assert (one.arguments.rows, both.arguments.rows) == (64, 96)
-    assert [macros(request)["MATRICES"] for request in made.requests] == [1, 2]
+    assert [fields(request)["matrices"] for request in made.requests] == [1, 2]
 
 
 @pytest.mark.parametrize("tokens", [1, 300])
@@ -184,8 +184,8 @@ def test_integers_are_read_with_their_scales(tokens: int) -> None:
     made, form = Made(), Form("int4", 32, zeros=True)
     quantised = [Weight(0x100, 64, form, 0x200, 0x300), Weight(0x400, 8, form, 0x500, 0x600)]
     (launch,) = made.products.plain(X, quantised, 128, tokens, OUT)
-    found = macros(made.requests[0])
-    assert found.items() >= {"WEIGHT_BITS": 4, "SCALE_BLOCK": 32, "ZEROS": 1}.items()
+    found = fields(made.requests[0])
+    assert found.items() >= {"weight_bits": 4, "scale_block": 32, "zeros": 1}.items()
     first, second, _ = launch.arguments.matrices
     assert (first.values, first.scale, first.zero) == (0x100, 0x200, 0x300)
     assert (second.scale, second.rows) == (0x500, 8)
@@ -217,10 +217,10 @@ def test_blocks_of_a_product_of_few_tokens_multiply_by_an_adapter() -> None:
     weights = [weight(2048), weight(1024), weight(1024)]
     (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT, adapter=adapter(3))
     (request,) = made.requests
-    assert macros(request).items() >= {"SHRINK_STAGES": 2, "ADDED": 1}.items()
+    assert fields(request).items() >= {"shrink_stages": 2, "added": 1}.items()
     # Three matrices have sixteen ranks each, beside 128 blocks with rows.
     assert launch.grid == (131, 1, 1)
-    assert launch.shared_bytes == int(macros(request)["SHARED_BYTES"])
+    assert launch.shared_bytes == int(fields(request)["shared_bytes"])
     added: Any = launch.arguments
     found = added.added
     assert (found.a, found.b, found.rank) == (0x10, 0x20, 0x30)
@@ -268,7 +268,7 @@ def test_others_have_a_launch_for_it(gpu: str, inputs: int, tokens: int, wanted:
     weights = [weight(4096), weight(1024), weight(1024)]
     found = made.products.normed(X, GAIN, EPS, weights, inputs, tokens, OUT, adapter=adapter(3))
     assert names(found) == wanted
-    assert all("SHRINK_STAGES" not in macros(request) for request in made.requests)
+    assert not any(fields(request).get("shrink_stages") for request in made.requests)
 
 
 @pytest.mark.parametrize(

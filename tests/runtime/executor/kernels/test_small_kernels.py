@@ -30,7 +30,7 @@ def wanted() -> Iterator[KernelRequest]:
         products.gated(0, 1, 0.0, weight, weight, *shape, 0, adapter=two)
         products.residual(0, weight, 9728, tokens, 0, adapter=one)
     # The others of a file are compiled with it.
-    yield from {(one.file, one.options): one for one in kernels.requests}.values()
+    yield from {one.program: one for one in kernels.requests}.values()
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_87", "sm_90", "sm_120"])

@@ -5,15 +5,15 @@ import pytest
 
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
 from runtime.device.cuda.programs import WantedKernels
-from runtime.executor.kernels.stream import ResidualStream, StreamArguments
+from runtime.executor.kernels.stream import ResidualStream, StreamArguments, StreamConfig
 
 
 def test_a_thread_takes_eight_elements() -> None:
     wanted = WantedKernels()
     stream = ResidualStream(wanted, "bfloat16", 72)
-    assert {(one.name, one.options) for one in wanted.requests} == {
-        ("begin", ("-DBFLOAT=1",)),
-        ("add", ("-DBFLOAT=1",)),
+    assert {(one.name, one.config) for one in wanted.requests} == {
+        ("begin", StreamConfig(bfloat=True)),
+        ("add", StreamConfig(bfloat=True)),
     }
     launch = stream.begin(1 << 40, 1 << 41, 33, (1 << 42, 216), (1 << 43, 384))
     # 33 * 9 pieces in blocks of 128.
@@ -28,9 +28,9 @@ def fields(arguments: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("bfloat", [0, 1])
-def test_the_source_compiles(tmp_path: Any, architecture: str, bfloat: int) -> None:
+@pytest.mark.parametrize("bfloat", [False, True])
+def test_the_source_compiles(tmp_path: Any, architecture: str, *, bfloat: bool) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
     made = KernelCompiler(load_compiler_api(), architecture, tmp_path)
-    source = kernel_source("decoder/enter")
-    assert made.compile("enter", source, (f"-DBFLOAT={bfloat}",)).startswith(b"\x7fELF")
+    source = kernel_source("decoder/enter", StreamConfig(bfloat=bfloat))
+    assert made.compile("enter", source, ()).startswith(b"\x7fELF")
