@@ -4,14 +4,10 @@ _COMMANDS = {
     "decode": LazyCommand(
         "bench.decode.command:decode", "Decode speed beside the peers and the memory floor."
     ),
-    "widths": LazyCommand(
-        "bench.widths.command:widths", "Steps of trees and of prompts beside a decode step."
-    ),
     "overhead": LazyCommand(
         "bench.overhead:overhead", "What the daemon adds to the in-process loop."
     ),
     "load": LazyCommand("bench.load:load", "Many clients; every token is checked."),
-    "graphs": LazyCommand("bench.graphs:graphs", "Decode steps that captured graphs serve."),
     "memory": LazyCommand("bench.memory:memory", "Memory by part, predicted against measured."),
     "spec": LazyCommand(
         "bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
@@ -27,15 +23,16 @@ _COMMANDS = {
 }
 
 # For one version; what they did needs the repository.
-_ELSEWHERE = {
-    name: f"it is `make system ROW={name}` in the repository now"
-    for name in ("faults", "overload", "soak")
+_MOVED = {name: f"make system ROW={name}" for name in ("faults", "overload", "soak")} | {
+    name: f"python -m tools.{name}" for name in ("widths", "graphs")
 }
 
 bench = LazyGroup(
     name="bench",
     commands_by_name=_COMMANDS,
-    elsewhere=_ELSEWHERE,
+    elsewhere={
+        name: f"it is `{command}` in the repository now" for name, command in _MOVED.items()
+    },
     help="Measure this machine.\n\nEvery command prints a table, or with --json one object on the "
     "last line of standard output; progress goes to standard error.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -151,10 +151,7 @@ class Record:
             figures={**older.figures, **rounded(figures)},
             earlier=_without(earlier, figures),
         )
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.file.with_name(f"{self.file.name}.partial")
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
-        partial.replace(self.file)
+        write_record(self.file, kept)
 
 
 def _without(earlier: Iterable[EarlierRun], measured: Container[str]) -> list[EarlierRun]:
@@ -215,3 +212,11 @@ def read_record(file: Path) -> Recorded | None:
         raise HearthError(
             "invalid_value", f"{file} holds no figures of a bench: {error}", "record"
         ) from error
+
+
+def write_record(file: Path, recorded: Recorded) -> None:
+    """Write a file of figures whole."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(recorded), indent=1) + b"\n")
+    partial.replace(file)

@@ -31,14 +31,13 @@ from bench.decode.cases import (
 from bench.decode.contest import Contest
 from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
 from bench.decode.gpu import GPUModels, GPUPlan, measure_gpu
-from bench.decode.gpu_figures import GPUFigures, compare_cases, compare_earlier, share_best_read
+from bench.decode.gpu_figures import GPUFigures, compare_cases, share_best_read
 from bench.report import (
     Record,
     log_folder,
     note,
     print_cases,
     publish,
-    read_record,
     record_option,
 )
 from daemon.cli.console import progress_bar
@@ -61,6 +60,12 @@ _GPU_FIELDS = (
     "step_ms host_us tokens_per_s bandwidth_share raw_ms actor_over_raw vs_transformers "
     "vs_torch_compile vs_llama_cpp llama_cpp_type vs_ort_cuda tokens_vs_batch_1 over_short dtype"
 )
+
+
+def _refuse_earlier(_context: click.Context, _option: click.Parameter, file: str | None) -> None:
+    """Name what took the place of an option, for one version."""
+    if file is not None:
+        raise click.UsageError("--earlier is `python -m tools.compare_earlier` in the repository")
 
 
 @click.command()
@@ -130,12 +135,7 @@ _GPU_FIELDS = (
     metavar="ENGINE/MODEL=DIR",
     help="Use this engine folder in place of an export; may be given more than once.",
 )
-@click.option(
-    "--earlier",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="A record of this GPU, for peers and ONNX Runtime that are not measured now.",
-)
+@click.option("--earlier", hidden=True, expose_value=False, callback=_refuse_earlier)
 @record_option
 @json_option
 def decode(
@@ -173,7 +173,7 @@ def decode(
         publish(on_gpu, lambda: print_cases(title, _GPU_FIELDS, on_gpu), as_json=as_json)
         return 0 if on_gpu else FAILED
     if any(gpu.values()):
-        raise click.UsageError("the options from --engine to --earlier are for a GPU")
+        raise click.UsageError("the options from --engine to --ready are for a GPU")
     cases = chosen_cases(names)
     _tell_missing()
     plan_here = Plan(threads=threads or physical_cores(), spin=spin)
@@ -205,7 +205,6 @@ def gpu_plan(given: Mapping[str, Any], *, quick: bool) -> GPUPlan:
         builder_python=given["builder_python"] or sys.executable,
         ready=ready,
         quick=quick,
-        earlier=given["earlier"],
     )
     return structs.replace(plan, rounds=2, steps=5, host_steps=5) if quick else plan
 
@@ -245,7 +244,6 @@ def run_gpu(
     `keep` hears the figures so far after every case.
     """
     plan = structs.replace(plan, engines=tuple(filter(_is_served, plan.engines)))
-    earlier = read_record(plan.earlier) if plan.earlier else None
     figures: dict[str, GPUFigures] = {}
     for model in dict.fromkeys(case.model for case in cases if plan.engines):
         models = gpu_models(model, plan, cache)
@@ -254,8 +252,6 @@ def run_gpu(
             found = measure_gpu(case, models, plan, contest)
             figures.update({f"{engine}/{case.name}": one for engine, one in found.items()})
             compare_cases(figures, cases)
-            if earlier is not None and plan.earlier is not None:
-                compare_earlier(figures, earlier, plan.earlier.name)
             share_best_read(figures)
             keep(figures)
     return figures

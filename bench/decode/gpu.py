@@ -63,7 +63,7 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     Behind each round come `host_steps` more, for the host's own time of an engine. `ready` names
     engine folders that exist, by `engine/model`. `device` "cpu" is for tests: the same way
     without a GPU. A pass of the floor reads `floor_bytes`. `daemons` are the engines that are also
-    measured through a daemon. `earlier` is a record to compare with.
+    measured through a daemon.
     """
 
     engines: tuple[GPUEngine, ...] = ENGINES
@@ -72,7 +72,6 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
     builder_python: str = sys.executable
     ready: dict[str, Path] = {}
     quick: bool = False
-    earlier: Path | None = None
     device: Device = "cuda"
     rounds: int = 7
     steps: int = 24

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import structs
 
 from bench.decode.cases import ENGINES, SHORT_CONTEXT, DType, GPUCase, GPUEngine, gguf_type
-from bench.report import Recorded
 
 SETTLE = 2
 """Steps of a round that are not counted: the first finds its token ready, and reads it at once."""
@@ -144,28 +143,6 @@ def compare_cases(figures: Mapping[str, GPUFigures], cases: Iterable[GPUCase]) -
                 found.tokens_vs_batch_1 = found.tokens_per_s / other.tokens_per_s
             if short != case and (other := figures.get(f"{engine}/{short.name}")):
                 found.over_short = found.step_ms / other.step_ms
-
-
-def compare_earlier(figures: Mapping[str, GPUFigures], earlier: Recorded, file: str) -> None:
-    """Compare with those of an earlier run that were not measured beside an engine, and say so.
-
-    `file` is the name of the earlier run's record; what it has of another type is left out.
-    """
-    for key, found in figures.items():
-        old = earlier.figures.get(f"ort-cuda/{key.partition('/')[2]}", {})
-        if old.get("dtype", found.dtype) != found.dtype:
-            continue
-        peers = {name: old.get(f"{name}_ms") for name in ("transformers", "torch_compile")}
-        peers["ort_cuda"] = None if key.startswith("ort-cuda/") else old.get("step_ms")
-        taken = {
-            name: ms for name, ms in peers.items() if ms and getattr(found, f"vs_{name}") is None
-        }
-        for name, ms in taken.items():
-            setattr(found, f"{name}_ms", ms)
-            setattr(found, f"vs_{name}", ms / found.step_ms)
-        if taken:
-            origin = f"{file}, {earlier.date}, commit {earlier.commit}"
-            found.notes = [*found.notes, f"of another run ({origin}): {', '.join(taken)}"]
 
 
 def share_best_read(figures: Mapping[str, GPUFigures]) -> None:

@@ -70,7 +70,6 @@ NOTHING: dict[str, Any] = {
     "daemons": (),
     "dtype": None,
     "builder_python": None,
-    "earlier": None,
 }
 
 

@@ -5,13 +5,11 @@ from bench.decode.gpu_figures import (
     GPUFigures,
     GPUTimes,
     compare_cases,
-    compare_earlier,
     gpu_figures,
     read_bandwidth,
     share_best_read,
     step_seconds,
 )
-from bench.report import Recorded
 
 GIB = 1 << 30
 
@@ -101,39 +99,6 @@ def test_cases_are_compared_within_an_engine_and_model() -> None:
     assert found["ort-cuda/4b/b1"].tokens_vs_batch_1 is None
     assert found["ort-cuda/4b/b8"].over_short is None
     assert found["tensorrt/4b/b8"].tokens_vs_batch_1 is None
-
-
-def test_an_earlier_run_stands_in_for_who_did_not_run_and_is_named() -> None:
-    case = GPU_CASES["4b/b8"]
-    rounds = {name: [[9.0, 9.0, 0.001]] for name in ("kernels", "torch_compile")}
-    found = {"kernels/4b/b8": figures(times(rounds=rounds, raw={"kernels": 1.0}), case, "kernels")}
-    peers = {"step_ms": 3.0, "transformers_ms": 20.0, "torch_compile_ms": 5.0}
-    earlier = Recorded("2026-11-21", "abc", "", {"ort-cuda/4b/b8": peers})
-    compare_earlier(found, earlier, "h200.json")
-    one = found["kernels/4b/b8"]
-    assert (one.ort_cuda_ms, one.transformers_ms, one.torch_compile_ms) == (3.0, 20.0, 1.0)
-    assert one.vs_ort_cuda == pytest.approx(3)
-    assert one.vs_transformers == pytest.approx(20)
-    assert one.notes[-1] == (
-        "of another run (h200.json, 2026-11-21, commit abc): transformers, ort_cuda"
-    )
-    compare_earlier(found, earlier, "h200.json")
-    assert len(one.notes) == 2
-    other = {"kernels/4b/b1": figures(times(rounds=rounds, raw={"kernels": 1.0}), case, "kernels")}
-    compare_earlier(other, earlier, "h200.json")
-    assert other["kernels/4b/b1"].vs_ort_cuda is None
-
-
-def test_an_earlier_run_of_another_type_stands_in_for_nobody() -> None:
-    found = {
-        "kernels/4b/b8": figures(
-            times(rounds={"kernels": [[9.0, 9.0, 0.001]]}, raw={"kernels": 1.0}), engine="kernels"
-        )
-    }
-    earlier = Recorded("", "abc", "", {"ort-cuda/4b/b8": {"step_ms": 3.0, "dtype": "bfloat16"}})
-    compare_earlier(found, earlier, "h200.json")
-    assert found["kernels/4b/b8"].vs_ort_cuda is None
-    assert found["kernels/4b/b8"].notes == ["one"]
 
 
 def test_every_case_is_compared_with_the_best_read_of_the_run() -> None:

@@ -1,8 +1,7 @@
-"""`python -m tests.gpu.kernel_profile [--record FILE]`: kernels of single steps, by ncu.
+"""`python -m tools.gpu.kernel_profile [--record FILE]`: kernels of single steps, by ncu.
 
 Each kernel of a model of three layers runs alone, with cold caches: sums are longer than a step.
-The figures go to a record of profiles by key, `step/MODEL/ROWS TOKENS FILLED SLOTS`, beside those
-of other commits; each names its own.
+The figures go to a record of profiles by key, `step/MODEL/ROWS TOKENS FILLED SLOTS`.
 """
 
 import argparse
@@ -18,11 +17,9 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
+from bench.report import Record
 
-from bench.report import Recorded, current_commit, read_record, rounded
-
-TIMES, ADAPTERS = "tests.gpu.kernel_times", "tests.gpu.kernel_adapter_times"
+TIMES, ADAPTERS = "tools.gpu.kernel_times", "tools.gpu.kernel_adapter_times"
 RUNS = ((TIMES, "0.6b"), (TIMES, "0.6b-int4"), (ADAPTERS, "0.6b"), (ADAPTERS, "4b"))
 LIMIT_S = 120.0
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -109,17 +106,9 @@ def _known(kernels: Sequence[Kernel], key: str) -> list[float]:
     return [one[key] for one in kernels if one[key] is not None]
 
 
-def keep(file: Path, figures: dict[str, Any]) -> None:
-    """Put profiles into the record beside those of other commits."""
-    older = read_record(file) or Recorded("", current_commit(), "kernel_profile", {})
-    merged = {**older.figures, **rounded(figures)}
-    whole = msgspec.structs.replace(older, figures=merged)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
-
-
 def profiled(line: Sequence[str]) -> str:
     """What a run of ncu and its program printed, or printed before it was out of time."""
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603 - our own program
         line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
         try:
@@ -140,11 +129,7 @@ def profile(ncu: str, module: str, name: str) -> str:
 def figures_of(module: str, name: str, output: str) -> dict[str, Any]:
     """The figures of a run by key."""
     kind = f"{name}-adapter" if module == ADAPTERS else name
-    commit = current_commit()
-    return {
-        f"step/{kind}/{sizes}": {"commit": commit, **summary(kernels)}
-        for sizes, kernels in steps_of(output).items()
-    }
+    return {f"step/{kind}/{sizes}": summary(kernels) for sizes, kernels in steps_of(output).items()}
 
 
 def tell(figures: Mapping[str, Any]) -> None:
@@ -163,6 +148,7 @@ def main() -> int:
     parser.add_argument("--ncu", default="ncu")
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
+    record = Record(chosen.record, ["python", "-m", "tools.gpu.kernel_profile"])
     code = 0
     for module, name in RUNS:
         output = profile(chosen.ncu, module, name)
@@ -171,8 +157,7 @@ def main() -> int:
         if not figures:
             code = 1
             sys.stdout.write(f"{module} {name}: no kernels\n{output[-1500:]}\n")
-        if chosen.record:
-            keep(chosen.record, figures)
+        record.keep(figures)
     return code
 
 

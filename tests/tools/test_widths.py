@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from bench.widths import command
-from bench.widths.command import width_figures
-from bench.widths.session import WidthTimes
+from runtime.device.stream import Stream
 from runtime.errors import HearthError
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.steps.recordings import Recordings
 from tests.bench.running import run
+from tools import widths
+from tools.widths import Amounts, WidthTimes, parents, width_figures, width_times
 
 
 def times(**changes: Any) -> WidthTimes:
@@ -45,12 +47,44 @@ def test_the_command_leaves_out_what_cannot_run_and_keeps_the_rest(
             raise HearthError("engine_incompatible", "it is absent", "device")
         return times()
 
-    monkeypatch.setattr(command, "gpu_facts", lambda: None)
-    monkeypatch.setattr(command, "gpu_engine", lambda *given: tmp_path / given[2].engine)
-    monkeypatch.setattr(command, "width_times", only_kernels)
+    monkeypatch.setattr(widths, "gpu_facts", lambda: None)
+    monkeypatch.setattr(widths, "gpu_engine", lambda *given: tmp_path / given[2].engine)
+    monkeypatch.setattr(widths, "width_times", only_kernels)
     monkeypatch.setenv("BENCH_COMMIT", "abc")
     kept = tmp_path / "step.json"
-    code, figures = run("widths", "--model", "0.6b", "--record", str(kept))
+    code, figures = run("--model", "0.6b", "--record", str(kept), command=widths.widths)
     assert code == 0
     assert figures["prefill/512"]["vs_ort_cuda"] is None
     assert json.loads(kept.read_text())["figures"] == figures
+
+
+def test_a_node_follows_its_parent_and_each_has_four_children() -> None:
+    assert parents(8) == [-1, 0, 0, 0, 0, 1, 1, 1]
+    assert parents(1) == [-1]
+
+
+@pytest.mark.slow
+def test_an_engine_is_timed_in_all_widths(toy: Path) -> None:
+    amounts = Amounts(trees=(2, 5), prompt=128, windows=1, launches=2)
+    times = width_times(toy, amounts)
+    assert set(times.tree_ms) == {2, 5}
+    assert min(times.step_ms, times.prompt_ms, *times.tree_ms.values()) > 0
+    assert (times.prompt, times.context) == (128, 128)
+
+
+@pytest.mark.slow
+def test_what_is_timed_was_captured(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured: list[bool] = []
+    execute = EngineExecutor.execute
+
+    def counted(self: EngineExecutor, stream: Stream) -> bool:
+        captured.append(execute(self, stream))
+        return captured[-1]
+
+    monkeypatch.setattr(EngineExecutor, "execute", counted)
+    # What kernels record around a step is none of the executor's graphs.
+    monkeypatch.setattr(Recordings, "capture", lambda *_: None)
+    amounts = Amounts(trees=(2, 5), prompt=128, windows=1, launches=2)
+    width_times(toy, amounts)
+    warm_up_and_window = 4
+    assert sum(captured) >= warm_up_and_window * 2 * amounts.launches * 2

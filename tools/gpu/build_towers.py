@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.build_towers FOLDER`: plans of small towers for tests/gpu/test_tower.py.
+"""`python -m tools.gpu.build_towers FOLDER`: plans of small towers for tests/gpu/test_tower.py.
 
 `--builder-python` names the Python that has TensorRT, as `hearth export` has it.
 """

@@ -1,23 +1,46 @@
-"""Raw launches of one engine's steps: of one token, of token trees and of a chunk of prompt."""
+"""`python -m tools.widths`: steps of token trees and of prompts on a GPU, beside a decode step.
 
+Raw launches of captured steps of one row by Hearth's own kernels, and by ONNX Runtime.
+"""
+
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median
 
+import click
 import msgspec
 import numpy as np
 from msgspec import structs
 
+from bench.decode.cases import (
+    GPU_MODELS,
+    DType,
+    GPUEngine,
+    GPUModel,
+    export_options,
+    gpu_engine,
+)
+from bench.report import Record, note, print_cases, publish, record_option
+from daemon.cli.console import progress_bar
+from daemon.cli.errors import FAILED, run_and_exit
+from daemon.cli.options import json_option
+from daemon.gpu_facts import gpu_facts
+from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.assembly import assemble
 from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.device.open import open_device
+from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.loading import nobody
 from runtime.options import RuntimeOptions
 from runtime.steps.engine_runner import LLMEngineRunner
+
+_FIELDS = "tokens ms over_step tokens_per_s vs_ort_cuda ort_cuda_ms step_ms dtype"
+_ENGINES: tuple[GPUEngine, ...] = ("kernels", "ort-cuda")
 
 CONTEXT = 128
 _TOKEN = 7
@@ -44,6 +67,123 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     prompt: int = 512
     windows: int = 9
     launches: int = 50
+
+
+class WidthFigures(msgspec.Struct, kw_only=True):
+    """A step of one row of several tokens: `ms` of a raw launch; `step_ms` that of a decode step.
+
+    `over_step` is their ratio. `vs_ort_cuda` is above 1 where the kernels are ahead.
+    """
+
+    tokens: int
+    context: int
+    ms: float
+    over_step: float
+    tokens_per_s: float
+    step_ms: float
+    vs_ort_cuda: float | None = None
+    ort_cuda_ms: float | None = None
+    dtype: str = "float16"
+
+
+@click.command()
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    type=click.Choice(list(GPU_MODELS)),
+    help="Measure this model only; may be given more than once.  [all]",
+)
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    type=click.Choice(list(_ENGINES)),
+    help="Measure this engine only; may be given more than once.  [both]",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float16", "bfloat16"]),
+    default="float16",
+    show_default=True,
+    help="Type of weights and cache.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where models are kept between runs.  [$HEARTH_CACHE/bench]",
+)
+@record_option
+@json_option
+def widths(
+    *,
+    models: tuple[GPUModel, ...],
+    engines: tuple[GPUEngine, ...],
+    dtype: DType,
+    cache: Path | None,
+    record: Record,
+    as_json: bool,
+) -> int:
+    """Steps of token trees and of prompts on a GPU, beside a decode step.
+
+    Raw launches of captured steps of one row by Hearth's own kernels, and by ONNX Runtime.
+    """
+    gpu_facts()
+    figures: dict[str, WidthFigures] = {}
+    for model in models or GPU_MODELS:
+        times = _measure(model, engines or _ENGINES, dtype, cache or cache_folder() / "bench")
+        figures |= width_figures(model, times, dtype)
+        record.keep(figures)
+    title = "Steps of several tokens of one row"
+    publish(figures, lambda: print_cases(title, _FIELDS, figures), as_json=as_json)
+    return 0 if figures else FAILED
+
+
+def _measure(
+    model: GPUModel, engines: tuple[GPUEngine, ...], dtype: DType, cache: Path
+) -> dict[GPUEngine, WidthTimes]:
+    times: dict[GPUEngine, WidthTimes] = {}
+    with progress_bar() as progress:
+        for engine in engines:
+            options = export_options(engine, dtype, sys.executable)
+            try:
+                folder = gpu_engine(engine, model, options, cache, progress)
+                times[engine] = width_times(folder, Amounts())
+            except HearthError as error:
+                note(f"{engine}/{model} is left out: {error}")
+    return times
+
+
+def width_figures(
+    model: GPUModel, times: Mapping[GPUEngine, WidthTimes], dtype: DType
+) -> dict[str, WidthFigures]:
+    """Figures by key, those of 0.6B without its name; none without the kernels' times."""
+    ours, other = times.get("kernels"), times.get("ort-cuda")
+    if ours is None:
+        return {}
+    behind = "" if model == GPU_MODELS[0] else f"/{model}"
+
+    def figures(tokens: int, context: int, ms: float, peer_ms: float | None) -> WidthFigures:
+        return WidthFigures(
+            tokens=tokens,
+            context=context,
+            ms=ms,
+            over_step=ms / ours.step_ms,
+            tokens_per_s=1000 * tokens / ms,
+            step_ms=ours.step_ms,
+            vs_ort_cuda=peer_ms / ms if peer_ms else None,
+            ort_cuda_ms=peer_ms,
+            dtype=dtype,
+        )
+
+    found = {
+        f"verify/{nodes}{behind}": figures(nodes, ours.context, ms, None)
+        for nodes, ms in ours.tree_ms.items()
+    }
+    peer_ms = None if other is None else other.prompt_ms
+    prompt = figures(ours.prompt, 0, ours.prompt_ms, peer_ms)
+    return {**found, f"prefill/{ours.prompt}{behind}": prompt}
 
 
 def width_times(folder: Path, amounts: Amounts) -> WidthTimes:
@@ -140,3 +280,7 @@ class _Steps:
 def parents(nodes: int) -> Sequence[int]:
     """A tree in which each node has four children; the parent of the root is -1."""
     return [-1, *((node - 1) // 4 for node in range(1, nodes))]
+
+
+if __name__ == "__main__":
+    run_and_exit(lambda: widths.main(prog_name="python -m tools.widths", standalone_mode=False))

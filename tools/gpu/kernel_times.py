@@ -1,8 +1,8 @@
-"""`python -m tests.gpu.kernel_times [0.6b|4b ...]`: what steps of the engine of kernels take.
+"""`python -m tools.gpu.kernel_times [0.6b|4b ...]`: what steps of the engine of kernels take.
 
 Weights are random and alike in every layer; each layer has its own copy. With `--profile` one
 step of each kind is run plainly between cuProfilerStart and cuProfilerStop, for ncu, by a model of
-three layers (`python -m tests.gpu.kernel_profile`).
+three layers (`python -m tools.gpu.kernel_profile`).
 """
 
 import argparse
@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from bench.widths.session import parents
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.weights.quantised import Kind
-from tests.gpu.graph_times import graph_times
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, weight_shapes
+from tools.gpu.graph_times import graph_times
+from tools.widths import parents
 
 SHAPES = {
     "0.6b": Family(

@@ -1,4 +1,4 @@
-"""`hearth bench graphs`: decode steps that captured graphs serve, while rows come and go."""
+"""`python -m tools.graphs`: decode steps that captured graphs serve, while rows come and go."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,7 +13,7 @@ from bench.batches import rows_of
 from bench.report import Record, note, print_fields, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED
+from daemon.cli.errors import FAILED, run_and_exit
 from daemon.cli.options import json_option
 from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.runtime import LLMInferenceRuntime
@@ -174,3 +174,7 @@ def _mean_ms(stage: StageMetrics) -> tuple[float, float]:
     """Milliseconds of a step, and of the host to queue it."""
     a_step = 1000 / max(1, stage.steps)
     return stage.seconds * a_step, stage.host_seconds * a_step
+
+
+if __name__ == "__main__":
+    run_and_exit(lambda: graphs.main(prog_name="python -m tools.graphs", standalone_mode=False))

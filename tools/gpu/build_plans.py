@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.build_plans MODEL ENGINE`: an engine folder with its plan, also packed.
+"""`python -m tools.gpu.build_plans MODEL ENGINE`: an engine folder with its plan, also packed.
 
 What `hearth export --backend tensorrt` does, for a machine where the builder lives in a Python of
 its own; `ENGINE/model.plan.xz` is small enough to be carried to another machine of the same GPU.

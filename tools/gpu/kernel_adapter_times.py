@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.kernel_adapter_times [0.6b|4b ...]`: steps with an adapter and without.
+"""`python -m tools.gpu.kernel_adapter_times [0.6b|4b ...]`: steps with an adapter and without.
 
 The engine takes adapters up to rank 64; what is active has rank 0 (slots that are bound and hold
 none), 4, 16 or 64. With `--profile` one step of each of `PROFILED` at rank 16 for ncu.
@@ -16,7 +16,7 @@ from bench.report import Record
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.tensors.lora import RANK
 from runtime.tensors.tensor import Tensor
-from tests.gpu.kernel_times import PROFILED_LAYERS, SIZES, Times
+from tools.gpu.kernel_times import PROFILED_LAYERS, SIZES, Times
 
 MOST, RANKS = 64, (0, 4, 16, 64)
 STEPS = ((1, 1, 100, 256), (8, 1, 100, 256), (1, 8, 100, 256), (1, 60, 100, 256), (1, 512, 0, 1024))
@@ -45,7 +45,7 @@ def time_model(device: CudaDevice, name: str, record: Record) -> None:
         made: dict[str, Any] = {}
         for bound in (False, True):
             driver.tensors |= slots if bound else nothing
-            driver._known.clear()
+            driver._known.clear()  # noqa: SLF001 - a driver of tests
             for rank in RANKS if bound else (0,):
                 device.put(slots[RANK], np.array([rank], np.int32))
                 figures = times.step(*sizes)
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
-    program = ["python", "-m", "tests.gpu.kernel_adapter_times"]
+    program = ["python", "-m", "tools.gpu.kernel_adapter_times"]
     record = Record(chosen.record, [*program, *chosen.models])
     device = open_cuda_device()
     for name in chosen.models:

@@ -1,17 +1,15 @@
 """What the profile makes of ncu's output, without a GPU."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.kernel_profile import (
+from tools.gpu.kernel_profile import (
     METRICS,
     TIMES,
     command,
     figures_of,
-    keep,
     profile,
     steps_of,
     summary,
@@ -67,17 +65,11 @@ def test_a_run_without_kernels_gives_nothing(output: str) -> None:
     assert figures_of(TIMES, "0.6b", output) == {}
 
 
-def test_profiles_are_kept_beside_those_of_other_commits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BENCH_COMMIT", "abc")
-    file = tmp_path / "profile.json"
-    older = {"date": "2026-01-01", "commit": "older", "command": "ncu", "figures": {"a": 1}}
-    file.write_text(json.dumps(older))
-    keep(file, figures_of(TIMES, "0.6b", OUTPUT))
-    kept = json.loads(file.read_text())
-    assert (kept["commit"], kept["figures"]["a"]) == ("older", 1)
-    assert kept["figures"]["step/0.6b/1 1 100 256"]["commit"] == "abc"
+def test_figures_are_named_by_model_and_step() -> None:
+    assert list(figures_of(TIMES, "0.6b", OUTPUT)) == [
+        "step/0.6b/1 1 100 256",
+        "step/0.6b/8 1 100 256",
+    ]
 
 
 def test_ncu_runs_the_steps_that_it_is_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.bench_engine MODEL`: the files that `bench decode` would make.
+"""`python -m tools.gpu.bench_engine MODEL`: the files that `bench decode` would make.
 
 A plan of the 0.6B shape takes nine minutes: where a machine is lent for ten at a time, the bench
 needs a folder that is there already.

@@ -1,12 +1,12 @@
-"""`python -m tests.gpu.step_times ENGINE`: graph nodes and time of every decode step of a plan."""
+"""`python -m tools.gpu.step_times ENGINE`: graph nodes and time of every decode step of a plan."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.graph_times import graph_times
 from tests.gpu.plan_driver import PlanDriver
+from tools.gpu.graph_times import graph_times
 
 
 def step_time(driver: PlanDriver, batch: int, profile: int) -> dict[str, Any]:

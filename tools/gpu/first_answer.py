@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.first_answer ENGINE`: seconds from a daemon's start to its first token.
+"""`python -m tools.gpu.first_answer ENGINE`: seconds from a daemon's start to its first token.
 
 Three times: on two cores with an empty cache of compiled kernels, on two cores when they are
 there, and on all cores. The difference of the first two is what compiling takes.
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--name", default="start/kernels/4b")
     parser.add_argument("--record", type=Path)
     chosen = parser.parse_args()
-    record = Record(chosen.record, ["python", "-m", "tests.gpu.first_answer", str(chosen.engine)])
+    record = Record(chosen.record, ["python", "-m", "tools.gpu.first_answer", str(chosen.engine)])
     found = measure(chosen.engine)
     print_fields(chosen.name, found)
     record.keep({chosen.name: found})

@@ -1,4 +1,4 @@
-"""The run on a GPU whose figures the repository keeps: `python -m tests.gpu.h200_run`.
+"""The run on a GPU whose figures the repository keeps: `python -m tools.gpu.h200_run`.
 
 For a machine without a network: `--wheel` names wheels, whole or the folder of the pieces of one
 (`split`), which are installed beside the interpreter's own packages, `--llama` a folder with the
@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from tests.gpu.h200_parts import DEFAULT, FIGURES, PARTS, ROOT, TOGETHER, Run
+from tools.gpu.h200_parts import DEFAULT, FIGURES, PARTS, ROOT, TOGETHER, Run
 
 PART_LIMIT_S = 570.0
 _LAST_WORDS_S = 10.0
@@ -38,7 +38,7 @@ def install(wheels: Sequence[Path], work: Path) -> Path:
     if whole:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         files = [str(path) for path in whole]
-        subprocess.run([*pip, "--upgrade", "--target", str(site), *files], check=True)
+        subprocess.run([*pip, "--upgrade", "--target", str(site), *files], check=True)  # noqa: S603 - the interpreter's own pip
     return site
 
 
@@ -73,7 +73,7 @@ def run_part(
 
 def _run_one(command: Sequence[str], environ: Mapping[str, str], deadline: float) -> int:
     try:
-        process = subprocess.Popen(command, cwd=ROOT, env=dict(environ))
+        process = subprocess.Popen(command, cwd=ROOT, env=dict(environ))  # noqa: S603 - a part's own
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error}\n")
         return 127

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import h200_parts, h200_run
-from tests.gpu.h200_parts import DEFAULT, PARTS, Run
-from tests.gpu.h200_run import environment, join, main, run_part
+from tools.gpu import h200_parts, h200_run
+from tools.gpu.h200_parts import DEFAULT, PARTS, Run
+from tools.gpu.h200_run import environment, join, main, run_part
 
 
 @pytest.fixture
@@ -136,8 +136,8 @@ def test_the_step_has_a_file_of_its_own(run: Run) -> None:
         for command in PARTS[name](everywhere):
             if "--record" in command:
                 assert command[command.index("--record") + 1] == str(file)
-    (decode,) = PARTS["step-0.6b"](run)
-    assert decode[decode.index("--earlier") + 1] == str(h200_parts.FIGURES)
+    decode, compare = PARTS["step-0.6b"](run)
+    assert compare[-2:] == [str(run.record), str(h200_parts.FIGURES)]
     assert decode[decode.index("--daemon") + 1] == "kernels"
 
 
@@ -151,7 +151,7 @@ def test_files_of_the_step_are_made_where_its_parts_look_for_them(run: Run) -> N
     for flag, engine in (("--engine", drafted), ("--plain", plain)):
         assert contest[contest.index(flag) + 1] in engine
     for files, part in zip(made, ("step-0.6b", "step-4b"), strict=True):
-        (decode,) = PARTS[part](run)
+        decode, _ = PARTS[part](run)
         assert decode[decode.index("--cache") + 1] == files[files.index("--cache") + 1]
         engines = values(files, "--engine") + (values(more, "--engine") if "4b" in files else [])
         assert values(decode, "--engine") == engines
@@ -170,6 +170,7 @@ def test_every_file_that_needs_a_gpu_is_in_the_suite_twice(run: Run) -> None:
     for command in (shared, alone):
         assert "tests/gpu/test_kernels.py" in command
         assert "tests/runtime/steps/test_prompt_graphs.py" in command
+        assert "tests/runtime/device/cuda/test_walks.py" in command
 
 
 def test_the_libraries_of_llama_cpp_are_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Times the ops around an engine on a GPU, prints JSON: `python -m bench.cuda_ops`.
+"""Times the ops around an engine on a GPU, prints JSON: `python -m tools.cuda_ops`.
 
 Types and sizes of what they move are those of Qwen3-0.6B, with a draft of the usual vocabulary.
 """

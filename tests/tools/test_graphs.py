@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.graphs import GraphRun
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.bench.running import run
+from tools.graphs import GraphRun, graphs
 
 
 @pytest.fixture
@@ -75,5 +75,5 @@ def test_steps_that_verify_trees_count_too(toy: Path) -> None:
 
 @pytest.mark.parametrize("flags", [(), ("--speculation",)])
 def test_the_command_judges(toy: Path, flags: tuple[str, ...]) -> None:
-    code, figures = run("graphs", "--requests", "4", "--engine", str(toy), *flags)
+    code, figures = run("--requests", "4", "--engine", str(toy), *flags, command=graphs)
     assert (code, figures["hit_rate"], figures["requests"]) == (0, 1, 4)

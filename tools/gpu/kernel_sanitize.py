@@ -1,4 +1,4 @@
-"""`compute-sanitizer python -m tests.gpu.kernel_sanitize`: few steps of each kind of kernel.
+"""`compute-sanitizer python -m tools.gpu.kernel_sanitize`: few steps of each kind of kernel.
 
 With `large` those of matrices of the 0.6B shape, which have forms of their own, and of adapters.
 """
@@ -13,14 +13,16 @@ import numpy as np
 from runtime.config import DType
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.tensors.lora import RANK
-from tests.gpu.kernel_adapter_times import MOST, TARGETS
 from tests.gpu.kernel_driver import QWEN2, SMALL_HEADS, Family, KernelDriver
-from tests.gpu.kernel_times import STEPS as PLAIN
-from tests.gpu.kernel_times import WIDER, Times
 from tests.gpu.test_kernels import NAN_BYTE, text
+from tools.gpu.kernel_adapter_times import MOST, TARGETS
+from tools.gpu.kernel_times import STEPS as PLAIN
+from tools.gpu.kernel_times import WIDER, Times
 
 Sizes = tuple[int, int, int, int]
 CASES: tuple[tuple[Family, DType], ...] = ((QWEN2, "float16"), (SMALL_HEADS, "bfloat16"))
+MANY = 10
+"""Tokens of a row from which on its last one alone is looked at."""
 STEPS = ([130], [1], [5], [1, 1, 1], [3, 3], [9, 9, 9, 9, 9, 9, 9, 9], [1] * 8, [40, 40])
 
 
@@ -44,7 +46,7 @@ def small(device: CudaDevice) -> None:
             ids = [text(family, count, row) for row, count in enumerate(rows)]
             parents = [[-1, *(max(0, one - 2) for one in range(1, count))] for count in rows]
             trees = parents if len(rows) > 1 else None
-            driver.step(ids, every=max(rows) < 10, parents=trees)
+            driver.step(ids, every=max(rows) < MANY, parents=trees)
         driver.close()
 
 

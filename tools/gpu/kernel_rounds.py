@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.kernel_rounds`: rounds of the shipped model by kernels against plain steps.
+"""`python -m tools.gpu.kernel_rounds`: rounds of the shipped model by kernels against plain steps.
 
 One JSON line for each shape of tree and batch: seconds a token of both, tokens a round, and how
 long the host takes for each part of a round.
@@ -47,7 +47,7 @@ def generate(runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> dict[str, 
 
 def host_parts(runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> dict[str, float]:
     """Microseconds of the host, the median of rounds: what queues a round, and what ends it."""
-    strategy: Any = runtime._speculation
+    strategy: Any = runtime._speculation  # noqa: SLF001 - what is timed lies inside
     parts: dict[str, list[float]] = {}
 
     def timed(owner: Any, name: str) -> None:
@@ -66,9 +66,9 @@ def host_parts(runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> dict[str
     if draft is not None:
         timed(draft, "propose")
     timed(strategy.proposer, "propose")
-    timed(strategy._runner, "execute_eagle_base_tree_decoding_step")
-    timed(strategy._runner, "commit_path")
-    timed(strategy._sampler, "verify")
+    timed(strategy._runner, "execute_eagle_base_tree_decoding_step")  # noqa: SLF001 - likewise
+    timed(strategy._runner, "commit_path")  # noqa: SLF001 - likewise
+    timed(strategy._sampler, "verify")  # noqa: SLF001 - likewise
     timed(strategy, "round")
     timed(strategy, "finish")
     runtime.handle_request(GenerationRequest(rows=rows))

@@ -36,9 +36,9 @@ class Run(NamedTuple):
         """A bench that records its figures, where nobody says otherwise in `record`."""
         return [sys.executable, "-m", "bench", *arguments, "--record", self.file(record)]
 
-    def measure(self, module: str, *arguments: str, record: Path) -> list[str]:
-        """A module of these tests that records its figures likewise."""
-        command = [sys.executable, "-m", f"tests.gpu.{module}", *arguments]
+    def tool(self, module: str, *arguments: str, record: Path = FIGURES) -> list[str]:
+        """A study tool that records its figures likewise."""
+        command = [sys.executable, "-m", f"tools.{module}", *arguments]
         return [*command, "--record", self.file(record)]
 
     def file(self, record: Path) -> str:
@@ -54,13 +54,17 @@ class Run(NamedTuple):
         cache = ["--cache", str(self.work / "bench")]
         return self.bench("decode", "--device", "cuda", *arguments, *builder, *cache, *ready)
 
-    def step(self, *arguments: str) -> list[str]:
+    def step(self, *arguments: str) -> list[list[str]]:
         """`bench decode` of the step's figures: kernels and their peers, what is chosen of them.
 
-        ONNX Runtime's steps are those of the record of all engines.
+        Peers that are not measured are those of the record of all engines.
         """
-        cache = ["--cache", str(self.work / "bench"), "--earlier", str(FIGURES)]
-        return self.bench("decode", "--device", "cuda", *arguments, *cache, record=STEP_FIGURES)
+        cache = ["--cache", str(self.work / "bench")]
+        compare = [sys.executable, "-m", "tools.compare_earlier", self.file(STEP_FIGURES)]
+        return [
+            self.bench("decode", "--device", "cuda", *arguments, *cache, record=STEP_FIGURES),
+            [*compare, str(FIGURES)],
+        ]
 
     def engine(self, kind: str = "onnxruntime", name: str = "0.6b-pooled") -> str:
         """An engine folder of a model, made by the decode bench or the part before it."""
@@ -69,7 +73,7 @@ class Run(NamedTuple):
 
     def files(self, model: str, *flags: str) -> list[str]:
         """The command that makes what `decode` wants of a model."""
-        make = [sys.executable, "-m", "tests.gpu.bench_engine", model, *flags]
+        make = [sys.executable, "-m", "tools.gpu.bench_engine", model, *flags]
         return [*make, "--cache", str(self.work / "bench"), "--builder-python", self.builder_python]
 
 
@@ -109,7 +113,7 @@ def _plan(model: str) -> Commands:
 
 
 def _graphs(run: Run) -> list[list[str]]:
-    return [run.bench("graphs", "--engine", run.engine())]
+    return [run.tool("graphs", "--engine", run.engine())]
 
 
 def _memory(run: Run) -> list[list[str]]:
@@ -135,13 +139,13 @@ def _spec(run: Run) -> list[list[str]]:
     shutil.rmtree(run.work / "spec", ignore_errors=True)
     contest = ["spec", "--engine", str(drafted), "--plain", str(plain)]
     memory = ["memory", "--engine", str(drafted), "--name", "memory/ort-cuda/home-draft"]
-    graphs = ["graphs", "--engine", str(drafted), "--speculation"]
+    graphs = ["--engine", str(drafted), "--speculation"]
     return [
         _export(plain),
         _export(drafted, "--draft", str(DRAFT)),
         run.bench(*contest, "--device", "cuda", record=SPEC_FIGURES),
         run.bench(*memory, record=SPEC_FIGURES),
-        run.bench(*graphs, record=SPEC_FIGURES),
+        run.tool("graphs", *graphs, record=SPEC_FIGURES),
     ]
 
 
@@ -150,7 +154,7 @@ def _step(names: str, *flags: str, daemons: Sequence[str] = ("none",)) -> Comman
     cases, engines = ([*part.split()] for part in names.split(":"))
     chosen = {"--case": cases, "--engine": engines, "--daemon": daemons}
     words = [word for option, values in chosen.items() for one in values for word in (option, one)]
-    return lambda run: [run.step(*words, *flags)]
+    return lambda run: run.step(*words, *flags)
 
 
 def _step_files(run: Run) -> list[list[str]]:
@@ -177,7 +181,7 @@ def _step_files_ort(run: Run) -> list[list[str]]:
 def _step_compile(run: Run) -> list[list[str]]:
     """What the other parts of the step compile, at once and beside anything; no figures."""
     module = [sys.executable, "-m"]
-    bench = [*module, "bench"]
+    widths = [*module, "tools.widths", "--cache", str(run.work / "bench")]
     folders = [
         run.engine(f"{kind}-float16", f"{model}-shape")
         for kind in _KERNELS
@@ -185,25 +189,13 @@ def _step_compile(run: Run) -> list[list[str]]:
     ]
     return [
         *(
-            [*bench, "memory", "--engine", one]
+            [*module, "bench", "memory", "--engine", one]
             for one in (*folders, str(run.work / "step" / "drafted"))
         ),
-        *(
-            [
-                *bench,
-                "widths",
-                "--model",
-                one,
-                "--engine",
-                "kernels",
-                "--cache",
-                str(run.work / "bench"),
-            ]
-            for one in ("0.6b", "4b")
-        ),
-        [*module, "tests.gpu.kernel_times", "--profile", "0.6b", "0.6b-int4"],
-        *([*module, "tests.gpu.kernel_adapter_times", model] for model in ("0.6b", "4b")),
-        [*module, "tests.gpu.kernel_sanitize"],
+        *([*widths, "--model", one, "--engine", "kernels"] for one in ("0.6b", "4b")),
+        [*module, "tools.gpu.kernel_times", "--profile", "0.6b", "0.6b-int4"],
+        *([*module, "tools.gpu.kernel_adapter_times", model] for model in ("0.6b", "4b")),
+        [*module, "tools.gpu.kernel_sanitize"],
     ]
 
 
@@ -232,20 +224,20 @@ def _step_memory(run: Run) -> list[list[str]]:
 def _step_start(run: Run) -> list[list[str]]:
     """From the start of a daemon to its first token, kernels compiled before and on two cores."""
     engine = run.engine("kernels-float16", "4b-shape")
-    return [run.measure("first_answer", engine, record=STEP_FIGURES)]
+    return [run.tool("gpu.first_answer", engine, record=STEP_FIGURES)]
 
 
 def _step_profile(run: Run) -> list[list[str]]:
-    return [run.measure("kernel_profile", record=PROFILES)]
+    return [run.tool("gpu.kernel_profile", record=PROFILES)]
 
 
 def _step_adapters(run: Run) -> list[list[str]]:
-    return [run.measure("kernel_adapter_times", "0.6b", "4b", record=STEP_FIGURES)]
+    return [run.tool("gpu.kernel_adapter_times", "0.6b", "4b", record=STEP_FIGURES)]
 
 
 def _widths(model: str, *flags: str) -> Commands:
-    words = ("widths", "--model", model, *flags, "--cache")
-    return lambda run: [run.bench(*words, str(run.work / "bench"), record=STEP_FIGURES)]
+    words = ("--model", model, *flags, "--cache")
+    return lambda run: [run.tool("widths", *words, str(run.work / "bench"), record=STEP_FIGURES)]
 
 
 def _vision(run: Run) -> list[list[str]]:
@@ -261,7 +253,7 @@ def _export(target: Path, *flags: str, backend: str = "onnxruntime") -> list[str
 
 
 def _ops(_: Run) -> list[list[str]]:
-    return [[sys.executable, "-m", "bench.cuda_ops"]]
+    return [[sys.executable, "-m", "tools.cuda_ops"]]
 
 
 PARTS: dict[str, Commands] = {
@@ -299,8 +291,8 @@ PARTS: dict[str, Commands] = {
     "step-profile": _step_profile,
     "step-sanitizer": _sanitizer(
         "memcheck racecheck synccheck",
-        "tests.gpu.kernel_sanitize",
-        "tests.gpu.kernel_sanitize large",
+        "tools.gpu.kernel_sanitize",
+        "tools.gpu.kernel_sanitize large",
     ),
 }
 TOGETHER = frozenset({"step-files", "step-compile", "sanitizer", "step-sanitizer"})

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import cuda_ops
 from runtime.device.open import open_device
+from tools import cuda_ops
 
 
 class Once:
