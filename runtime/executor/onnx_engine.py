@@ -204,7 +204,7 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     # A pattern would be kept for every shape; prefill has hundreds of them.
     made.enable_mem_pattern = False
     # A thread that spins for long is the fastest alone and several times slower beside a
-    # neighbour; a few microseconds save most wake-ups at no cost (docs/performance.md).
+    # neighbour; a few microseconds save most wake-ups at no cost (docs/lab/what-was-learnt.md).
     bounded = version_numbers(ort.__version__) >= BOUNDED_SPIN_SINCE
     allowed = "1" if options.spin or bounded else "0"
     made.add_session_config_entry("session.intra_op.allow_spinning", allowed)

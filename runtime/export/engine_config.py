@@ -18,7 +18,7 @@ from runtime.export.tensorrt.options import resolve_decode_batches
 from runtime.version import VERSION
 
 _SMALL = 500_000_000
-"""Parameters below which four bits are too few for the head (docs/performance.md)."""
+"""Parameters below which four bits are too few for the head (docs/lab/weights-and-answers.md)."""
 
 
 def resolve_head(

@@ -19,7 +19,7 @@ LEAST_TOLERANCE = 1e-3
 ROUNDINGS = {"float32": 0, "float16": 10, "bfloat16": 10, "int8": 3, "int4": 3}
 """By how much it may for each type of weights, in what rounding the products' inputs alone does.
 
-What was measured stands in docs/performance.md.
+What was measured stands in docs/lab/weights-and-answers.md.
 """
 
 
