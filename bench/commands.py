@@ -17,7 +17,7 @@ _COMMANDS = {
         "Prompts that begin alike, with the prefix cache and without.",
     ),
     "lora": LazyCommand(
-        "bench.lora.command:lora", "Steps with adapters and without, and switches between them."
+        "bench.lora:lora", "Steps with adapters and without, and switches between them."
     ),
     "vision": LazyCommand("bench.vision.command:vision", "Pictures by stage, beside transformers."),
 }

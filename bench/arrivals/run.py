@@ -11,7 +11,6 @@ import uvloop
 from hearth_client import Client
 from hearth_client.protocol import ExecutorReport
 
-from bench.arrivals.adapters import MAX_RANK, add_adapters, spread
 from bench.arrivals.clients import Seen, closed_loop, open_loop
 from bench.arrivals.figures import (
     ArrivalFigures,
@@ -23,7 +22,7 @@ from bench.arrivals.figures import (
     since,
 )
 from bench.arrivals.ideal import first_come, in_turn
-from bench.arrivals.workload import MEAN_REPLY, Workload
+from bench.arrivals.workload import MAX_RANK, MEAN_REPLY, Workload, add_adapters, spread
 from bench.load_clients import simulated_stream
 from bench.report import Record, note, print_cases, publish
 from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags

@@ -5,8 +5,7 @@ from statistics import median
 
 import msgspec
 
-from bench.vision.asking import Asked
-from bench.vision.beside import Rates
+from bench.vision.asking import Asked, Rates
 from bench.vision.text_rows import TextRowFigures
 
 Span = tuple[float, float]

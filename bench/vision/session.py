@@ -19,8 +19,7 @@ from bench.contenders.contender import Device
 from bench.memory import gpu_meter
 from bench.report import note
 from bench.toy_daemon import NO_REUSE
-from bench.vision.asking import QUESTION, Asker, asker
-from bench.vision.beside import CLIENTS, answers, rates
+from bench.vision.asking import CLIENTS, QUESTION, Asker, answers, asker, rates
 from bench.vision.figures import (
     BesideFigures,
     HiddenFigures,

@@ -1,7 +1,6 @@
 import pytest
 
-from bench.vision.asking import Asked
-from bench.vision.beside import Rates
+from bench.vision.asking import Asked, Rates
 from bench.vision.figures import (
     Looks,
     SizeFigures,
