@@ -45,7 +45,7 @@ _FLAGS = ("--max-batch", str(PLACES), "--speculation", "off", "--queue-requests"
 
 
 class OverloadFigures(msgspec.Struct, kw_only=True):
-    """What came of `offered` requests a second where `capacity` can be served.
+    """Outcome of `offered` requests a second where `capacity` can be served.
 
     `refusal` is from sending a request to its refusal at the client; `hinted` counts those that
     said when to come again, `came_again` those who came then and `taken_again` those of them that
@@ -79,7 +79,7 @@ class OverloadFigures(msgspec.Struct, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """What is not as it has to be."""
+        """Limits that were not kept, in words."""
         found = {
             "answers were lost": self.lost_answers,
             "tokens were wrong": self.wrong_tokens,
@@ -254,7 +254,7 @@ class Overload:
 
 
 def tokens_per_s(watched: Watched, seconds: float) -> float:
-    """What was generated while requests came, but for the first tenth, in which the house fills."""
+    """Tokens a second while requests came, but for the first tenth, in which places fill."""
     begin, end = watched.began + seconds / 10, watched.began + seconds
     within = sum(begin < each <= end for one in watched.seen for each in one.ended)
     return within / (end - begin)

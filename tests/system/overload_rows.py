@@ -25,7 +25,7 @@ _SETTLE_S = 0.5
 _PROBES = 20
 _REFUSAL_MS = 10.0
 _MACHINE_MS = 50.0
-"""What a busy machine may add to a wait that is counted in steps."""
+"""Milliseconds that a busy machine may add to a wait that is counted in steps."""
 
 
 class BatchFill(msgspec.Struct, kw_only=True):
@@ -37,7 +37,7 @@ class BatchFill(msgspec.Struct, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """Where batches stay empty, or one waits for company that does not come."""
+        """Words for batches that stay empty, or for one that waits for company in vain."""
         slow = self.lone_wait_ms > self.wait_limit_ms + _MACHINE_MS
         return ["batches were not filled"] * (self.mean_rows <= PLACES - 2) + [
             "a lone request waited"
@@ -62,7 +62,7 @@ class TokenLimit(msgspec.Struct, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """Where the limit does not hold, or short ones are shut out."""
+        """Words for a limit that does not hold, or that shuts short ones out."""
         right = (
             self.long_refused == self.long_sent
             and self.refusal_ms <= self.encoding_ms + _REFUSAL_MS
@@ -82,7 +82,7 @@ class Priority(msgspec.Struct, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """Where the high priority waits for more than a batch, or low ones do not move."""
+        """Words for a high priority that waits for over a batch, or low ones that stand still."""
         right = self.high_wait_ms <= self.batch_ms + _MACHINE_MS
         return (
             [] if right and self.low_served == self.low_sent else ["priority did not do its work"]
@@ -99,7 +99,7 @@ class LongAndShort(msgspec.Struct, kw_only=True):
 
     @property
     def faults(self) -> list[str]:
-        """Where short ones wait for more than a first place, or the long one is cut."""
+        """Words for short ones that wait for more than a first place, or a long one that is cut."""
         right = self.short_wait_ms <= self.wait_limit_ms + _MACHINE_MS
         return [] if right and self.long_tokens == _LONG_REPLY else ["a long reply was in the way"]
 
@@ -207,7 +207,7 @@ class Rows:
 
 
 async def _served(client: AsyncClient, prompt: str, tokens: int, priority: int = 0) -> Usage | None:
-    """What a request was given; None where it failed."""
+    """Usage of a request; None where it failed."""
     try:
         stream = await client.generate(
             prompt, max_tokens=tokens, ignore_eos=True, priority=priority

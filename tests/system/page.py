@@ -27,7 +27,7 @@ LOADS = {
     "Soak": "soak",
 }
 """Rows of load, and the key of their figures in the record."""
-_SAID = ("survived", "limit", "broken", "requests", "lost", "seconds")
+_OTHER_FIELDS = ("survived", "limit", "broken", "requests", "lost", "seconds")
 _MEASURED, _DATE = 3, 5
 
 
@@ -44,31 +44,31 @@ def fill(page: str, recorded: Recorded) -> str:
         key = LOADS.get(name, f"faults/{name}")
         if key in recorded.figures:
             found = recorded.figures[key]
-            cells[_MEASURED - 1] = words(found) if name in LOADS else told(found)
+            cells[_MEASURED - 1] = figures_text(found) if name in LOADS else fault_text(found)
             cells[_DATE - 1] = recorded.run_of(key).date
         lines.append(" | ".join(cells))
     return "\n".join(lines) + "\n"
 
 
-def told(row: Mapping[str, Any]) -> str:
+def fault_text(row: Mapping[str, Any]) -> str:
     """The figures of a fault in words, first of all if it was not survived."""
-    found = words({name: value for name, value in row.items() if name not in _SAID})
+    found = figures_text({name: value for name, value in row.items() if name not in _OTHER_FIELDS})
     return found if row["survived"] else f"**not survived**: {'; '.join(row['broken'])}; {found}"
 
 
-def words(figures: Mapping[str, Any]) -> str:
+def figures_text(figures: Mapping[str, Any]) -> str:
     """Figures by name, on one line."""
-    told = {name.replace("_", " "): _word(value) for name, value in figures.items()}
-    return "; ".join(f"{name}: {value}" for name, value in told.items())
+    texts = {name.replace("_", " "): _value_text(value) for name, value in figures.items()}
+    return "; ".join(f"{name}: {value}" for name, value in texts.items())
 
 
-def _word(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_word(one)}" for name, one in value.items()) or "none"
+        return ", ".join(f"{name} {_value_text(one)}" for name, one in value.items()) or "none"
     if isinstance(value, list):
-        return ", ".join(map(_word, value)) or "none"
+        return ", ".join(map(_value_text, value)) or "none"
     return figure(value)
 
 

@@ -183,7 +183,7 @@ class Soak:
 
 
 def remembered(socket: Path) -> int:
-    """How many clients and requests the daemon has in its tables, once it has had time to tidy."""
+    """Count clients and requests in the daemon's tables, once it has had time to tidy."""
     deadline = time.monotonic() + _TIDY_S
     while True:
         top = ask(Top(), TopReport, str(socket))

@@ -4,7 +4,7 @@ import msgspec
 
 from bench.report import Recorded
 from tests.system.faults.rows import FAULTS, HELD, INPUTS, NOT_RUN
-from tests.system.page import FIGURES, LOADS, PAGE, fill, told
+from tests.system.page import FIGURES, LOADS, PAGE, fault_text, fill
 
 
 def sections() -> dict[str, list[str]]:
@@ -33,4 +33,4 @@ def test_the_page_has_the_figures_that_were_recorded() -> None:
 
 def test_a_row_that_was_not_survived_says_so_first() -> None:
     row = {"survived": False, "limit": "x", "seconds": 1.0, "broken": ["it fell"], "a_ms": [1, 2]}
-    assert told(row) == "**not survived**: it fell; a ms: 1, 2"
+    assert fault_text(row) == "**not survived**: it fell; a ms: 1, 2"

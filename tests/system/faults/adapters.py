@@ -17,8 +17,8 @@ from daemon.own_daemon import OwnDaemon
 from runtime.config import LORA_TARGETS, load_config
 from runtime.errors import HearthError
 from tests.system.faults.executor import executor_of
-from tests.system.faults.talk import Talk
 from tests.system.faults.trial import PLACES, STEP_MS, NotRunError, Trial, most, seconds_since
+from tests.system.faults.wire_client import WireClient
 
 _PROMPT = "the lamp is on"
 _TOKENS = 40
@@ -27,7 +27,7 @@ _LAYERS = 29
 _HANDLES = 1024
 _REFUSED = 5
 _MORE_HANDLES = 16
-"""What a daemon opens for an adapter, for who asks, and for what else it does meanwhile."""
+"""Handles that a daemon opens for an adapter, for who asks, and for its other work meanwhile."""
 _LOOK_S = 0.001
 # Nobody gives way to another adapter while the row looks on.
 _FLAGS = ("--max-batch", str(PLACES), "--adapter-turn-ms", "600000", "--hold-s", "600")
@@ -38,47 +38,48 @@ def adapters_and_who_waits(trial: Trial) -> None:
     config = load_config(trial.engine)
     if not config.max_supported_lora_rank:
         raise NotRunError("the engine takes no adapters")
-    with trial.daemon(*_FLAGS) as daemon, trial.talk(daemon) as talk:
+    with trial.daemon(*_FLAGS) as daemon, trial.client(daemon) as client:
         removed, kept = add_adapters(daemon.socket, config, 2)
-        plain, adapted = (_reply(talk, name) for name in ("", kept))
-        talk.end(plain)
-        talk.end(adapted)
-        answers = talk.tokens(plain) != talk.tokens(adapted)
+        plain, adapted = (_reply(client, name) for name in ("", kept))
+        client.end(plain)
+        client.end(adapted)
+        answers = client.tokens(plain) != client.tokens(adapted)
         trial.expect("adapter_changes_the_reply", answers, wanted=True)
         # While others run with none.
-        beside = talk.generate("beside", max_tokens=most(talk))
-        talk.wait_for_deltas(beside)
-        waiting = [talk.generate(f"waits {n}", max_tokens=4, adapter=removed) for n in range(4)]
-        talk.wait_for_status(lambda status: status["queued"] == len(waiting))
-        began, before = time.monotonic(), len(talk.deltas(beside))
+        beside = client.generate("beside", max_tokens=most(client))
+        client.wait_for_deltas(beside)
+        waiting = [client.generate(f"waits {n}", max_tokens=4, adapter=removed) for n in range(4)]
+        client.wait_for_status(lambda status: status["queued"] == len(waiting))
+        began, before = time.monotonic(), len(client.deltas(beside))
         ask(RemoveAdapter(removed), AdapterRemoved, str(daemon.socket))
-        trial.expect("removed_codes", {talk.word(one) for one in waiting}, {"adapter_unknown"})
-        last = max(talk.end(one).seconds for one in waiting)
+        trial.expect("removed_codes", {client.outcome(one) for one in waiting}, {"adapter_unknown"})
+        last = max(client.end(one).seconds for one in waiting)
         trial.at_most("removed_answer_s", last - began, _ANSWER_S)
-        talk.wait_for_deltas(beside, before + 2)
-        trial.expect("beside_goes_on", not talk.ends(beside), wanted=True)
-        talk.cancel(beside)
-        talk.end(beside)
+        client.wait_for_deltas(beside, before + 2)
+        trial.expect("beside_goes_on", not client.ends(beside), wanted=True)
+        client.cancel(beside)
+        client.end(beside)
         # While all places have the other one.
         running = [
-            talk.generate(f"runs {n}", max_tokens=most(talk), adapter=kept) for n in range(PLACES)
+            client.generate(f"runs {n}", max_tokens=most(client), adapter=kept)
+            for n in range(PLACES)
         ]
         for one in running:
-            talk.wait_for_deltas(one)
-        waiting = [_reply(talk, name) for name in (kept, "")]
-        talk.wait_for_status(lambda status: status["queued"] == len(waiting))
+            client.wait_for_deltas(one)
+        waiting = [_reply(client, name) for name in (kept, "")]
+        client.wait_for_status(lambda status: status["queued"] == len(waiting))
         os.kill(executor_of(daemon), signal.SIGKILL)
         killed = time.monotonic()
-        trial.expect("killed_codes", {talk.word(one) for one in running}, {"executor_failed"})
-        last = max(talk.end(one).seconds for one in running)
+        trial.expect("killed_codes", {client.outcome(one) for one in running}, {"executor_failed"})
+        last = max(client.end(one).seconds for one in running)
         trial.at_most("killed_answer_s", last - killed, _ANSWER_S)
-        trial.expect("waited_through_it", {talk.word(one) for one in waiting}, {"length"})
+        trial.expect("waited_through_it", {client.outcome(one) for one in waiting}, {"length"})
         trial.measured["served_again_s"] = seconds_since(killed)
         for found, alone in zip(waiting, (adapted, plain), strict=True):
-            trial.same_tokens(talk, found, alone)
-        trial.expect("adapters_then", talk.ask("status")["adapters"], [kept])
-        unknown = talk.generate(_PROMPT, max_tokens=4, adapter=removed)
-        trial.expect("removed_one_then", talk.word(unknown), "adapter_unknown")
+            trial.same_tokens(client, found, alone)
+        trial.expect("adapters_then", client.ask("status")["adapters"], [kept])
+        unknown = client.generate(_PROMPT, max_tokens=4, adapter=removed)
+        trial.expect("removed_one_then", client.outcome(unknown), "adapter_unknown")
 
 
 def many_tensors(trial: Trial) -> None:
@@ -94,9 +95,9 @@ def many_tensors(trial: Trial) -> None:
         stack.callback(daemon.kill)
         resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (_HANDLES, _HANDLES))
         daemon.wait_until_ready()
-        talk = stack.enter_context(trial.talk(daemon))
-        beside = talk.generate("beside", max_tokens=most(talk))
-        talk.wait_for_deltas(beside)
+        client = stack.enter_context(trial.client(daemon))
+        beside = client.generate("beside", max_tokens=most(client))
+        client.wait_for_deltas(beside)
         before = largest = _handles(daemon)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         codes = []
@@ -104,18 +105,18 @@ def many_tensors(trial: Trial) -> None:
             adding = pool.submit(_add, daemon, f"adapter-{number}", source)
             while not adding.done():
                 largest = max(largest, _handles(daemon))
-                talk.listen(_LOOK_S)
+                client.listen(_LOOK_S)
             codes.append(adding.result())
         trial.expect("added", codes, [*["adapter_invalid"] * _REFUSED, ""])
         trial.at_most("more_handles_at_the_most", largest - before, _MORE_HANDLES)
         trial.at_most("more_handles_then", _handles(daemon) - before, _MORE_HANDLES)
-        heard = len(talk.deltas(beside))
-        talk.wait_for_deltas(beside, heard + 2)
-        trial.expect("beside_goes_on", not talk.ends(beside), wanted=True)
-        talk.cancel(beside)
-        talk.end(beside)
-        with_it = talk.generate(_PROMPT, max_tokens=4, adapter=f"adapter-{_REFUSED}")
-        trial.expect("with_the_adapter", talk.word(with_it), "length")
+        received = len(client.deltas(beside))
+        client.wait_for_deltas(beside, received + 2)
+        trial.expect("beside_goes_on", not client.ends(beside), wanted=True)
+        client.cancel(beside)
+        client.end(beside)
+        with_it = client.generate(_PROMPT, max_tokens=4, adapter=f"adapter-{_REFUSED}")
+        trial.expect("with_the_adapter", client.outcome(with_it), "length")
 
 
 def _add(daemon: OwnDaemon, name: str, source: Path) -> str:
@@ -131,6 +132,6 @@ def _handles(daemon: OwnDaemon) -> int:
     return sum(1 for _ in os.scandir(f"/proc/{daemon.pid}/fd"))
 
 
-def _reply(talk: Talk, adapter: str) -> str:
+def _reply(client: WireClient, adapter: str) -> str:
     """A request for a reply that can be compared with another one."""
-    return talk.generate(_PROMPT, max_tokens=_TOKENS, logprobs=8, adapter=adapter)
+    return client.generate(_PROMPT, max_tokens=_TOKENS, logprobs=8, adapter=adapter)

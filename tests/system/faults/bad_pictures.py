@@ -11,16 +11,16 @@ from PIL import Image
 
 from bench.child_process import family_usage
 from bench.vision.photographs import SIZES, photograph
-from tests.system.faults.seeing import PROMPT, QUESTION
-from tests.system.faults.talk import Talk
 from tests.system.faults.trial import NotRunError, Trial, seconds_since
+from tests.system.faults.vision_faults import PROMPT, QUESTION
+from tests.system.faults.wire_client import WireClient
 
 _IMAGE = "<|image_pad|>"
 _SECONDS = 10.0
 _GROWTH_MB = 1_000.0
 _REFUSED = ("image_invalid", "image_too_large", "image_timeout")
 _FOREIGN = ("0x", "PIL", "Pillow", "Error", "Exception", "Traceback", "/")
-"""What the texts of a library or an interpreter have and ours have not."""
+"""Signs of a library's or an interpreter's text, which ours have not."""
 
 
 class Bad(NamedTuple):
@@ -34,19 +34,19 @@ class Bad(NamedTuple):
 
 def bad_images(trial: Trial) -> None:
     """Pictures that are too small, long, large, cut, mislabelled or bombs."""
-    with trial.seeing() as daemon, trial.talk(daemon) as talk:
+    with trial.seeing() as daemon, trial.client(daemon) as client:
         before = grown = family_usage(daemon.pid).rss_bytes
-        beside = talk.generate(PROMPT, max_tokens=200)
+        beside = client.generate(PROMPT, max_tokens=200)
         found, wrong, foreign, slowest = {}, [], [], 0.0
         for bad in _bad_pictures():
             began = time.monotonic()
-            request = talk.look(QUESTION, bad.data, says=bad.says, max_tokens=4)
-            while not talk.ends(request) and seconds_since(began) < 2 * _SECONDS:
-                talk.listen(0.02)
+            request = client.look(QUESTION, bad.data, says=bad.says, max_tokens=4)
+            while not client.ends(request) and seconds_since(began) < 2 * _SECONDS:
+                client.listen(0.02)
                 grown = max(grown, family_usage(daemon.pid).rss_bytes)
-            found[bad.name] = word = talk.word(request)
+            found[bad.name] = word = client.outcome(request)
             slowest = max(slowest, seconds_since(began))
-            answer = talk.end(request).answer
+            answer = client.end(request).answer
             text = str(answer.get("message", ""))
             if word not in bad.words or (word != "length" and not answer.get("field")):
                 wrong.append([bad.name, word, answer.get("field")])
@@ -56,15 +56,15 @@ def bad_images(trial: Trial) -> None:
         trial.expect("texts_that_are_not_ours", foreign, [])
         trial.at_most("slowest_s", slowest, _SECONDS)
         trial.at_most("grown_mb", (grown - before) / 1e6, _GROWTH_MB)
-        trial.expect("beside", talk.word(beside), "length")
-        good = talk.look(QUESTION, photograph(SIZES[0]), max_tokens=4)
-        trial.expect("then", talk.word(good), "length")
+        trial.expect("beside", client.outcome(beside), "length")
+        good = client.look(QUESTION, photograph(SIZES[0]), max_tokens=4)
+        trial.expect("then", client.outcome(good), "length")
 
 
 def pictures_and_places(trial: Trial) -> None:
     """More frames than parts, fewer of them, and the words of a placeholder in a user's text."""
     data = photograph(SIZES[0])
-    with trial.seeing() as daemon, trial.talk(daemon) as talk:
+    with trial.seeing() as daemon, trial.client(daemon) as client:
         text, part = {"type": "text", "text": QUESTION}, _part(1)
         refusals = []
         for parts, frames in (
@@ -74,40 +74,40 @@ def pictures_and_places(trial: Trial) -> None:
             ([text, part], []),
             ([text, {**part, "frame": 0}], [data]),
         ):
-            answer = talk.end(talk.say_parts(parts, *frames, max_tokens=4)).answer
+            answer = client.end(client.send_parts(parts, *frames, max_tokens=4)).answer
             refusals.append([answer.get("code"), bool(answer.get("field"))])
         codes = {code for code, _ in refusals}
         trial.measured["refusals"] = [code for code, _ in refusals]
         trial.expect("other_codes", codes - {"invalid_value", "unsupported_option"}, set())
         trial.expect("fields_named", all(named for _, named in refusals), wanted=True)
         counts = [
-            _placeholders(talk, [part, {"type": "text", "text": said}], data)
+            _placeholders(client, [part, {"type": "text", "text": said}], data)
             for said in (QUESTION, f"{QUESTION} {_IMAGE} {_IMAGE}")
         ]
         trial.measured["placeholders"] = counts[0]
         trial.expect("more_by_the_words_of_one", counts[1] - counts[0], 0)
-        alone = talk.say_parts([{"type": "text", "text": _IMAGE}], max_tokens=4)
-        trial.expect("words_and_no_picture", talk.word(alone), "length")
-        trial.expect("then", talk.word(talk.look(QUESTION, data, max_tokens=4)), "length")
+        alone = client.send_parts([{"type": "text", "text": _IMAGE}], max_tokens=4)
+        trial.expect("words_and_no_picture", client.outcome(alone), "length")
+        trial.expect("then", client.outcome(client.look(QUESTION, data, max_tokens=4)), "length")
 
 
 def image_for_a_text_model(trial: Trial) -> None:
     """A picture comes to a model that sees none."""
-    with trial.talk(trial.shared()) as talk:
-        if "images" in talk.limits:
+    with trial.client(trial.shared()) as client:
+        if "images" in client.limits:
             raise NotRunError("the model sees")
-        answer = talk.end(talk.look(QUESTION, photograph(SIZES[0]), max_tokens=4)).answer
+        answer = client.end(client.look(QUESTION, photograph(SIZES[0]), max_tokens=4)).answer
         field = "messages[0].content[0]"
         found = [answer.get("code"), answer.get("field")]
         trial.one_of("refusal", found, [["unsupported_option", field]])
-        trial.expect("then", talk.word(talk.generate(PROMPT, max_tokens=4)), "length")
+        trial.expect("then", client.outcome(client.generate(PROMPT, max_tokens=4)), "length")
 
 
-def _placeholders(talk: Talk, parts: Sequence[dict[str, Any]], data: bytes) -> int:
-    """How many tokens of a prompt are those of an image."""
+def _placeholders(client: WireClient, parts: Sequence[dict[str, Any]], data: bytes) -> int:
+    """Count the tokens of a prompt that are those of an image."""
     turn = {"role": "user", "content": list(parts)}
-    ids = talk.ask("tokenize", data, messages=[turn])["tokens"]
-    (image,) = talk.ask("tokenize", text=_IMAGE)["tokens"]
+    ids = client.ask("tokenize", data, messages=[turn])["tokens"]
+    (image,) = client.ask("tokenize", text=_IMAGE)["tokens"]
     return int(ids.count(image))
 
 

@@ -18,8 +18,8 @@ from daemon.control.client import ask
 from daemon.control.messages import Trace, TraceReport
 from daemon.door.keys import add_client, make_server_keys
 from tests.system.faults.raw_peer import connected_peer, send_message
-from tests.system.faults.talk import PATIENCE_S, Talk
 from tests.system.faults.trial import Trial, most, seconds_since
+from tests.system.faults.wire_client import PATIENCE_S, WireClient
 
 PROMPT = "the lamp is on"
 _KILLED_CLIENT = """
@@ -40,37 +40,37 @@ _PLACES = 8
 def client_killed(trial: Trial) -> None:
     """A client is killed while its reply streams, beside another one."""
     daemon = trial.shared()
-    with trial.talk(daemon) as talk:
-        alone = talk.generate(PROMPT, max_tokens=60, logprobs=8)
-        talk.end(alone)
-        words = (str(daemon.socket), str(_LEASE_S), str(most(talk)))
+    with trial.client(daemon) as client:
+        alone = client.generate(PROMPT, max_tokens=60, logprobs=8)
+        client.end(alone)
+        words = (str(daemon.socket), str(_LEASE_S), str(most(client)))
         doomed = subprocess.Popen(
             [sys.executable, "-c", _KILLED_CLIENT, *words], stdout=subprocess.PIPE
         )
         try:
             if doomed.stdout is not None:
                 doomed.stdout.readline()
-            beside = talk.generate(PROMPT, max_tokens=60, logprobs=8)
-            talk.wait_for_deltas(beside, 3)
+            beside = client.generate(PROMPT, max_tokens=60, logprobs=8)
+            client.wait_for_deltas(beside, 3)
         finally:
             doomed.kill()
             killed = time.monotonic()
             doomed.communicate()
-        talk.wait_for_status(lambda status: status["clients"] == 1)
+        client.wait_for_status(lambda status: status["clients"] == 1)
         trial.at_most("evicted_s", seconds_since(killed), _LEASE_S)
-        talk.end(beside)
-        trial.same_tokens(talk, beside, alone)
+        client.end(beside)
+        trial.same_tokens(client, beside, alone)
 
 
 def client_stops_reading(trial: Trial) -> None:
     """A client asks for a reply and for long texts, and reads nothing."""
     daemon = trial.shared()
-    with trial.talk(daemon) as talk, connected_peer(daemon.socket) as deaf:
+    with trial.client(daemon) as client, connected_peer(daemon.socket) as deaf:
         before = family_usage(daemon.pid).rss_bytes
-        quiet = talk.generate(PROMPT, max_tokens=100)
-        talk.end(quiet)
+        quiet = client.generate(PROMPT, max_tokens=100)
+        client.end(quiet)
         _say(deaf, t="hello", proto=[1], client="deaf")
-        beside = talk.generate(PROMPT, max_tokens=100)
+        beside = client.generate(PROMPT, max_tokens=100)
         started, largest, ended = time.monotonic(), before, set[str]()
         for number in count():
             # Replies of a fast engine end before anybody is found to be slow.
@@ -79,12 +79,12 @@ def client_stops_reading(trial: Trial) -> None:
                 t="generate",
                 id=f"{number}",
                 prompt=PROMPT,
-                max_tokens=most(talk),
+                max_tokens=most(client),
                 ignore_eos=True,
             )
             for text in range(_TEXTS):
                 _say(deaf, t="detokenize", id=f"text {text}", tokens=[65] * _TEXT_TOKENS)
-            talk.listen(_PAUSE_S)
+            client.listen(_PAUSE_S)
             largest = max(largest, family_usage(daemon.pid).rss_bytes)
             ended = _reasons(daemon.socket, "deaf")
             if "slow_client" in ended or seconds_since(started) > PATIENCE_S:
@@ -92,10 +92,10 @@ def client_stops_reading(trial: Trial) -> None:
         trial.at_most("ended_s", seconds_since(started), 30.0)
         trial.expect("ended_as_slow_client", "slow_client" in ended, wanted=True)
         trial.at_most("grown_mb", (largest - before) / 1e6, _GROWTH_MB)
-        talk.end(beside)
-        trial.measured["ms_a_token_before"] = _ms_a_token(talk, quiet)
-        trial.measured["ms_a_token_beside"] = _ms_a_token(talk, beside)
-        trial.same_tokens(talk, beside, quiet)
+        client.end(beside)
+        trial.measured["ms_a_token_before"] = _ms_a_token(client, quiet)
+        trial.measured["ms_a_token_beside"] = _ms_a_token(client, beside)
+        trial.same_tokens(client, beside, quiet)
 
 
 def places_taken(trial: Trial) -> None:
@@ -110,12 +110,12 @@ def places_taken(trial: Trial) -> None:
         flags = ("--clients", str(_PLACES), "--tcp-port", str(number), "--keys", str(keys))
         port.close()
         daemon = stack.enter_context(trial.daemon(*flags))
-        talks = [stack.enter_context(trial.talk(daemon, hello=False)) for _ in range(_PLACES + 1)]
-        codes = [one.greet(lease_s=3600.0).get("code", "") for one in talks]
+        talks = [stack.enter_context(trial.client(daemon, hello=False)) for _ in range(_PLACES + 1)]
+        codes = [one.send_hello(lease_s=3600.0).get("code", "") for one in talks]
         trial.expect("of_the_same_user", codes, [*[""] * _PLACES, "too_many_clients"])
         working = [one.generate(PROMPT, max_tokens=1000) for one in talks[:2]]
-        for talk, request in zip(talks, working, strict=False):
-            talk.wait_for_deltas(request)
+        for client, request in zip(talks, working, strict=False):
+            client.wait_for_deltas(request)
         with Client(f"tcp://127.0.0.1:{number}", client_key=key) as other:
             started = time.monotonic()
             other.generate(PROMPT, max_tokens=4, ignore_eos=True).text()
@@ -123,9 +123,9 @@ def places_taken(trial: Trial) -> None:
             told = [one.ask("status").get("code", "") for one in talks[:_PLACES]]
         trial.expect("places_lost", told.count("hello_required"), 1)
         trial.expect("of_who_worked", told[:2], ["", ""])
-        for talk, request in zip(talks, working, strict=False):
-            talk.cancel(request)
-            talk.end(request)
+        for client, request in zip(talks, working, strict=False):
+            client.cancel(request)
+            client.end(request)
 
 
 def _free_port() -> socket.socket:
@@ -143,6 +143,6 @@ def _reasons(socket_path: Path, client: str) -> set[str]:
     return {one.reason for one in ended if one.client == client}
 
 
-def _ms_a_token(talk: Talk, request_id: str) -> float:
-    usage = talk.end(request_id).answer["usage"]
+def _ms_a_token(client: WireClient, request_id: str) -> float:
+    usage = client.end(request_id).answer["usage"]
     return float(usage["decode_ms"]) / int(usage["completion_tokens"])

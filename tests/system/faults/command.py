@@ -17,13 +17,13 @@ from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from runtime.vision_config import VISION_FOLDER
 from tests.system.faults.rows import NOT_RUN, ROWS, Row
-from tests.system.faults.trial import House, NotRunError, Trial, seconds_since
+from tests.system.faults.trial import Fixture, NotRunError, Trial, seconds_since
 
-_SAID = ("survived", "limit", "broken")
+_VERDICT_FIELDS = ("survived", "limit", "broken")
 
 
 class FaultFigures(msgspec.Struct, kw_only=True):
-    """What was survived; `lost` are requests without exactly one terminal answer."""
+    """Counts of rows survived; `lost` are requests without exactly one terminal answer."""
 
     survived: int
     of: int
@@ -90,9 +90,9 @@ def try_rows(rows: Sequence[Row], engine: Path | None, seeing: Path | None = Non
         folder = stack.enter_context(given_or_toy(engine, MAX_RANK))
         if seeing is None and (folder / VISION_FOLDER).is_dir():
             seeing = folder
-        house = House(folder, stack, simulated=engine is None, seeing=seeing)
+        fixture = Fixture(folder, stack, simulated=engine is None, seeing=seeing)
         for row in rows:
-            tried = _try(row, Trial(house))
+            tried = _try(row, Trial(fixture))
             if isinstance(tried, str):
                 not_run[row.name] = tried
             else:
@@ -118,7 +118,7 @@ def _try(row: Row, trial: Trial) -> dict[str, Any] | str:
     except Exception as error:  # noqa: BLE001 - what one row meets must not hide the others
         trial.broken.append(f"{type(error).__name__}: {error}")
     survived = not (trial.broken or trial.lost)
-    note(f"{row.name}: {word(survived)}")
+    note(f"{row.name}: {verdict(survived)}")
     for reason in trial.broken:
         note(f"    {reason}")
     return {
@@ -146,14 +146,14 @@ def show(figures: FaultFigures) -> None:
     """Print the rows for people."""
     console = out()
     for name, row in figures.rows.items():
-        told = {key: value for key, value in row.items() if key not in _SAID}
-        console.print(f"[bold]{name}[/]: {word(row['survived'])}", highlight=False)
-        console.print(f"  {', '.join(f'{key} {figure(value)}' for key, value in told.items())}")
+        measured = {key: value for key, value in row.items() if key not in _VERDICT_FIELDS}
+        console.print(f"[bold]{name}[/]: {verdict(row['survived'])}", highlight=False)
+        console.print(f"  {', '.join(f'{key} {figure(value)}' for key, value in measured.items())}")
     for name, reason in figures.not_run.items():
         console.print(f"[bold]{name}[/]: not run, {reason}", highlight=False)
     console.print(f"{figures.survived} of {figures.of} survived, {figures.lost} requests lost")
 
 
-def word(survived: bool) -> str:  # noqa: FBT001 - the one thing that it is about
-    """What is said of a row."""
+def verdict(survived: bool) -> str:  # noqa: FBT001 - the one thing that it is about
+    """The word for a row that survived, or did not."""
     return "survived" if survived else "NOT SURVIVED"

@@ -17,8 +17,8 @@ from daemon.control.client import ask
 from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
 from daemon.own_daemon import OwnDaemon
 from tests.system.faults.raw_peer import connection
-from tests.system.faults.talk import PATIENCE_S, Talk
 from tests.system.faults.trial import NotRunError, Trial, most, seconds_since
+from tests.system.faults.wire_client import PATIENCE_S, WireClient
 
 PROMPT = "the lamp is on"
 _DRAIN_S = 2.0
@@ -34,21 +34,23 @@ _FAKETIME = "faketime/libfaketime.so.1"
 
 def terminated_under_load(trial: Trial) -> None:
     """SIGTERM while short and long replies stream; another request comes later."""
-    with trial.daemon("--drain-s", str(_DRAIN_S)) as daemon, trial.talk(daemon) as talk:
-        short = [talk.generate(f"short {n}", max_tokens=40) for n in range(3)]
-        long = talk.generate("long", max_tokens=most(talk))
+    with trial.daemon("--drain-s", str(_DRAIN_S)) as daemon, trial.client(daemon) as client:
+        short = [client.generate(f"short {n}", max_tokens=40) for n in range(3)]
+        long = client.generate("long", max_tokens=most(client))
         for one in (*short, long):
-            talk.wait_for_deltas(one)
+            client.wait_for_deltas(one)
         os.kill(daemon.pid, signal.SIGTERM)
         started = time.monotonic()
-        talk.wait_for_status(lambda status: status["state"] == "draining")
+        client.wait_for_status(lambda status: status["state"] == "draining")
         trial.expect(
-            "late_request", talk.word(talk.generate("late", max_tokens=4)), "shutting_down"
+            "late_request",
+            client.outcome(client.generate("late", max_tokens=4)),
+            "shutting_down",
         )
-        trial.expect("short_requests", {talk.word(one) for one in short}, {"length"})
+        trial.expect("short_requests", {client.outcome(one) for one in short}, {"length"})
         # A real engine may be done with it by then.
         ends = ["shutting_down"] if trial.simulated else ["shutting_down", "length"]
-        trial.one_of("long_request", talk.word(long), ends)
+        trial.one_of("long_request", client.outcome(long), ends)
         trial.expect("exit_code", daemon.wait(PATIENCE_S), 0)
         trial.at_most("ended_s", seconds_since(started), _DRAIN_S + 1)
         trial.expect("socket_left", daemon.socket.exists(), wanted=False)
@@ -63,37 +65,37 @@ def signalled(trial: Trial) -> None:
         settings.write_text("requests_per_client = 4\n")
         flags = ("--config", str(settings), "--drain-s", "60")
         with trial.daemon(*flags, environ={"NOTIFY_SOCKET": address}) as daemon:
-            with trial.talk(daemon) as talk:
-                reply = talk.generate(PROMPT, max_tokens=60)
-                talk.wait_for_deltas(reply)
+            with trial.client(daemon) as client:
+                reply = client.generate(PROMPT, max_tokens=60)
+                client.wait_for_deltas(reply)
                 settings.write_text(f"requests_per_client = {_MANY + 2}\n")
                 reloaded = ask(Reload(), Reloaded, str(daemon.socket))
                 trial.expect("reloaded", reloaded.changed, ["requests_per_client"])
                 os.kill(daemon.pid, signal.SIGHUP)
-                trial.expect("request_beside_reloads", talk.word(reply), "length")
+                trial.expect("request_beside_reloads", client.outcome(reply), "length")
                 # A fast engine ends one reply before the second signal comes.
-                long = [talk.generate(PROMPT, max_tokens=most(talk)) for _ in range(_MANY)]
-                talk.wait_for_deltas(long[0])
+                long = [client.generate(PROMPT, max_tokens=most(client)) for _ in range(_MANY)]
+                client.wait_for_deltas(long[0])
                 os.kill(daemon.pid, signal.SIGTERM)
-                talk.wait_for_status(lambda status: status["state"] == "draining")
+                client.wait_for_status(lambda status: status["state"] == "draining")
                 os.kill(daemon.pid, signal.SIGTERM)
                 started = time.monotonic()
-                trial.expect("forced_request", talk.word(long[-1]), "shutting_down")
+                trial.expect("forced_request", client.outcome(long[-1]), "shutting_down")
             trial.expect("forced_exit_code", daemon.wait(PATIENCE_S), _FORCED)
             trial.at_most("forced_s", seconds_since(started), 10.0)
-    with trial.daemon() as daemon, trial.talk(daemon) as talk:
-        reply = talk.generate(PROMPT, max_tokens=40)
-        talk.wait_for_deltas(reply)
+    with trial.daemon() as daemon, trial.client(daemon) as client:
+        reply = client.generate(PROMPT, max_tokens=40)
+        client.wait_for_deltas(reply)
         os.kill(daemon.pid, signal.SIGINT)
-        trial.expect("interrupted_request", talk.word(reply), "length")
+        trial.expect("interrupted_request", client.outcome(reply), "length")
         trial.expect("interrupted_exit_code", daemon.wait(PATIENCE_S), 0)
 
 
 def second_start(trial: Trial) -> None:
     """Another daemon starts on the socket of one that serves."""
     first = trial.shared()
-    with trial.talk(first) as talk, tempfile.TemporaryDirectory(prefix="hearth-") as folder:
-        reply = talk.generate(PROMPT, max_tokens=200)
+    with trial.client(first) as client, tempfile.TemporaryDirectory(prefix="hearth-") as folder:
+        reply = client.generate(PROMPT, max_tokens=200)
         started = time.monotonic()
         with trial.begun(Path(folder), "--socket", str(first.socket)) as second:
             trial.expect("exit_code", second.wait(PATIENCE_S), 1)
@@ -101,7 +103,7 @@ def second_start(trial: Trial) -> None:
             named = f"process {first.pid} already serves" in second.log()
             trial.expect("names_the_first", named, wanted=True)
             trial.expect("traceback", "Traceback" in second.log(), wanted=False)
-        trial.expect("request_of_the_first", talk.word(reply), "length")
+        trial.expect("request_of_the_first", client.outcome(reply), "length")
 
 
 def wrong_places(trial: Trial) -> None:
@@ -114,8 +116,8 @@ def wrong_places(trial: Trial) -> None:
         missing = folder / "missing" / "hearth.sock"
         for what, path in (("stale_socket", stale), ("missing_folder", missing)):
             at = ("--socket", str(path))
-            with trial.begun(folder, *at), closing(Talk(path)) as talk:
-                trial.expect(what, talk.ask("status")["t"], "status_report")
+            with trial.begun(folder, *at), closing(WireClient(path)) as client:
+                trial.expect(what, client.ask("status")["t"], "status_report")
         mode = stat.S_IMODE(missing.parent.stat().st_mode)
         trial.expect("mode_of_the_folder", f"{mode:o}", "750")
         sealed = folder / "sealed"
@@ -149,29 +151,29 @@ def clock_jumps(trial: Trial) -> None:
         # Of no length: libfaketime's own sleep until a monotonic time refuses those of a daemon.
         steps = ("--step-ms", "0", "--prefill-us", "0") if trial.simulated else ()
         flags = ("--log-level", "info", "--lease-s", "5", *steps)
-        with trial.daemon(*flags, environ=environ) as daemon, trial.talk(daemon) as talk:
-            alone = talk.generate(PROMPT, max_tokens=most(talk))
-            talk.end(alone)
-            reply = talk.generate(PROMPT, max_tokens=most(talk), deadline_s=300.0)
+        with trial.daemon(*flags, environ=environ) as daemon, trial.client(daemon) as client:
+            alone = client.generate(PROMPT, max_tokens=most(client))
+            client.end(alone)
+            reply = client.generate(PROMPT, max_tokens=most(client), deadline_s=300.0)
             for seconds in (_DAY_S, -_DAY_S, 0):
-                before = len(talk.deltas(reply))
+                before = len(client.deltas(reply))
                 shift.write_text(f"{seconds:+d}")
-                talk.wait_for_deltas(reply, before + 10)
-            trial.expect("request", talk.word(reply), "length")
-            trial.same_tokens(talk, reply, alone)
+                client.wait_for_deltas(reply, before + 10)
+            trial.expect("request", client.outcome(reply), "length")
+            trial.same_tokens(client, reply, alone)
             shift.write_text(f"{_DAY_S:+d}")
-            trial.expect("then", talk.word(talk.generate(PROMPT, max_tokens=4)), "length")
+            trial.expect("then", client.outcome(client.generate(PROMPT, max_tokens=4)), "length")
             tomorrow = time.strftime("%Y-%m-%d", time.gmtime(time.time() + _DAY_S))
-            talk.wait(lambda: tomorrow in daemon.log())
+            client.wait(lambda: tomorrow in daemon.log())
             trial.measured["day_in_the_log"] = tomorrow
-            trial.expect("state", talk.ask("status")["state"], "ready")
+            trial.expect("state", client.ask("status")["state"], "ready")
 
 
 def nothing_left(trial: Trial) -> None:
     """The log's disk is full, and peers that say nothing take the open files."""
     full = Path("/dev/full")
-    with trial.daemon("--log-level", "info", log=full) as daemon, trial.talk(daemon) as talk:
-        words = {talk.word(talk.generate(PROMPT, max_tokens=4)) for _ in range(20)}
+    with trial.daemon("--log-level", "info", log=full) as daemon, trial.client(daemon) as client:
+        words = {client.outcome(client.generate(PROMPT, max_tokens=4)) for _ in range(20)}
         trial.expect("requests_without_a_log", words, {"length"})
         page = ask(Metrics(), MetricsText, str(daemon.socket)).text
         lost = page.split("\nhearth_log_lines_lost_total ")[1].split("\n")[0]
@@ -199,18 +201,18 @@ def client_first(trial: Trial) -> None:
         except ConnectionTimeout as error:
             trial.at_most("told_after_s", seconds_since(started), 2.0)
             trial.measured["told"] = error.code
-        with closing(Talk(folder / "hearth.sock", hello=False)) as talk:
-            talk.say({"t": "hello", "proto": [1], "lease_s": 60.0})
-            request = talk.generate(PROMPT, max_tokens=4)
+        with closing(WireClient(folder / "hearth.sock", hello=False)) as client:
+            client.send({"t": "hello", "proto": [1], "lease_s": 60.0})
+            request = client.generate(PROMPT, max_tokens=4)
             with trial.begun(folder):
-                trial.expect("request", talk.word(request), "length")
+                trial.expect("request", client.outcome(request), "length")
                 trial.measured["waited_s"] = seconds_since(started)
                 trial.requests += 1
-                trial.lost += len(talk.lost())
+                trial.lost += len(client.lost())
 
 
 def _tries(daemon: OwnDaemon, prompt: str) -> int:
-    """How often a client has to ask until it is served, where each failure is told."""
+    """Count how often a client has to ask until it is served, where each failure is told."""
     for tries in range(1, _MOST_TRIES):
         try:
             with Client(daemon.socket) as client:

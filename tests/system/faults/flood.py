@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tests.system.faults.flooder import KINDS
-from tests.system.faults.talk import Talk
 from tests.system.faults.trial import Trial, most
+from tests.system.faults.wire_client import WireClient
 
 _PHASE_S = 3.0
 _RATE = 0.9
@@ -29,36 +29,36 @@ class Beside(NamedTuple):
 def flood(trial: Trial) -> None:
     """Another process floods the daemon with each kind of message, then burns as much CPU."""
     worst_rate, worst_gap, flooded, burnt = 1e9, 0.0, {}, {}
-    with trial.daemon() as daemon, trial.talk(daemon) as talk:
+    with trial.daemon() as daemon, trial.client(daemon) as client:
         for kind in KINDS:
-            found = _beside(talk, "flood", str(daemon.socket), kind)
-            alone = _beside(talk, "burn", f"{min(found.share, 1.0):.3f}")
+            found = _beside(client, "flood", str(daemon.socket), kind)
+            alone = _beside(client, "burn", f"{min(found.share, 1.0):.3f}")
             flooded[kind], burnt[kind] = _words(found), _words(alone)
             worst_rate = min(worst_rate, found.tokens_per_s / alone.tokens_per_s)
             worst_gap = max(worst_gap, found.gap_s)
-        errors = talk.ask("status").get("totals", {}).get("internal_errors", 0)
+        errors = client.ask("status").get("totals", {}).get("internal_errors", 0)
     trial.measured |= {"beside_a_flood": flooded, "beside_a_burner": burnt}
     trial.at_least("rate_beside_a_flood", worst_rate, _RATE)
     trial.at_most("longest_gap_s", worst_gap, _GAP_S)
     trial.expect("internal_errors", errors, 0)
 
 
-def _beside(talk: Talk, *arguments: str) -> Beside:
-    """What a stream gets for `_PHASE_S` beside a process of these arguments."""
-    request = talk.generate(_PROMPT, max_tokens=most(talk))
-    talk.wait_for_deltas(request)
+def _beside(client: WireClient, *arguments: str) -> Beside:
+    """Measure a stream for `_PHASE_S` beside a process of these arguments."""
+    request = client.generate(_PROMPT, max_tokens=most(client))
+    client.wait_for_deltas(request)
     with _process(*arguments) as process:
-        talk.listen(_PHASE_S / 10)
-        before, began = len(talk.deltas(request)), time.monotonic()
-        talk.listen(_PHASE_S)
+        client.listen(_PHASE_S / 10)
+        before, began = len(client.deltas(request)), time.monotonic()
+        client.listen(_PHASE_S)
         seconds = time.monotonic() - began
         # What is late counts, too.
-        heard = talk.deltas(request)[before - 1 :]
-        times = [*(one.seconds for one in heard), time.monotonic()]
+        received = client.deltas(request)[before - 1 :]
+        times = [*(one.seconds for one in received), time.monotonic()]
         share = _share_of(process)
-    talk.cancel(request)
-    talk.end(request)
-    tokens = sum(len(one.answer["tokens"]) for one in heard[1:])
+    client.cancel(request)
+    client.end(request)
+    tokens = sum(len(one.answer["tokens"]) for one in received[1:])
     gap = max(later - earlier for earlier, later in pairwise(times))
     return Beside(tokens / seconds, gap, share)
 

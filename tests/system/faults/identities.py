@@ -13,8 +13,8 @@ from daemon.control.client import ask
 from daemon.control.messages import Reload, Reloaded
 from daemon.door.keys import add_client, make_server_keys, remove_client
 from tests.system.faults.raw_peer import connected_peer, has_ended
-from tests.system.faults.talk import Talk
 from tests.system.faults.trial import Trial, seconds_since
+from tests.system.faults.wire_client import WireClient
 
 _PROMPT = "the lamp is on"
 _GUESSES = 4
@@ -27,18 +27,18 @@ _PLACE_FREE_S = 1.0
 def same_identity(trial: Trial) -> None:
     """A second connection takes the identity of one that has a reply under way, and a third."""
     daemon = trial.shared()
-    with trial.talk(daemon, identity=b"twin") as first:
+    with trial.client(daemon, identity=b"twin") as first:
         reply = first.generate(_PROMPT, max_tokens=60)
         first.wait_for_deltas(reply)
-        with trial.talk(daemon, identity=b"twin") as second:
+        with trial.client(daemon, identity=b"twin") as second:
             own = second.generate(_PROMPT, max_tokens=4)
             first.end(reply)
-            trial.expect("second_is_served", second.word(own), "length")
+            trial.expect("second_is_served", second.outcome(own), "length")
             second.listen(_QUIET_S)
             trial.expect("answers_stolen", len(_strange(second, own)), 0)
         trial.expect("tokens", len(first.tokens(reply)), 60)
-    with trial.talk(daemon, identity=b"twin") as again:
-        trial.expect("then", again.word(again.generate(_PROMPT, max_tokens=4)), "length")
+    with trial.client(daemon, identity=b"twin") as again:
+        trial.expect("then", again.outcome(again.generate(_PROMPT, max_tokens=4)), "length")
 
 
 def raw_identity(trial: Trial) -> None:
@@ -48,10 +48,10 @@ def raw_identity(trial: Trial) -> None:
     library = ctypes.CDLL(None)
     library.srand(1)
     first = [library.rand() for _ in range(_GUESSES)]
-    with trial.talk(daemon) as talk, ExitStack() as stack:
-        alone = talk.generate(_PROMPT, max_tokens=100)
-        talk.end(alone)
-        beside = talk.generate(_PROMPT, max_tokens=100)
+    with trial.client(daemon) as client, ExitStack() as stack:
+        alone = client.generate(_PROMPT, max_tokens=100)
+        client.end(alone)
+        beside = client.generate(_PROMPT, max_tokens=100)
         peers = []
         for guess in first:
             for number in range(_NAMED + _UNNAMED):
@@ -59,30 +59,30 @@ def raw_identity(trial: Trial) -> None:
                 named = claimed if number < _NAMED else b""
                 peers.append(stack.enter_context(connected_peer(daemon.socket, named)))
         trial.measured["connections"] = len(peers)
-        talk.end(beside)
-        trial.same_tokens(talk, beside, alone)
+        client.end(beside)
+        trial.same_tokens(client, beside, alone)
         trial.expect("daemon_runs", daemon.runs, wanted=True)
         trial.measured["closed_for_newer_ones"] = sum(map(has_ended, peers))
-        with trial.talk(daemon) as later:
-            trial.expect("then", later.word(later.generate(_PROMPT, max_tokens=4)), "length")
+        with trial.client(daemon) as later:
+            trial.expect("then", later.outcome(later.generate(_PROMPT, max_tokens=4)), "length")
 
 
 def taken_over(trial: Trial) -> None:
     """A client leaves while its request waits; others come with its identity, and guess."""
     with (
         trial.daemon("--max-batch", "1", "--hold-s", "3600") as daemon,
-        trial.talk(daemon) as busy,
+        trial.client(daemon) as busy,
     ):
         long = busy.generate(_PROMPT, max_tokens=100)
         busy.wait_for_deltas(long)
-        with closing(Talk(daemon.socket, identity=b"twin")) as victim:
+        with closing(WireClient(daemon.socket, identity=b"twin")) as victim:
             victim.first(victim.generate(_PROMPT, max_tokens=60))
         left = time.monotonic()
         busy.wait_for_status(lambda status: status["clients"] == 1)
         trial.at_most("place_free_s", seconds_since(left), _PLACE_FREE_S)
         with ExitStack() as stack:
             others = [
-                stack.enter_context(closing(Talk(daemon.socket, hello=False, identity=one)))
+                stack.enter_context(closing(WireClient(daemon.socket, hello=False, identity=one)))
                 for one in (b"twin", b"twin", b"other")
             ]
             for other in others:
@@ -92,7 +92,7 @@ def taken_over(trial: Trial) -> None:
             busy.end(busy.generate(_PROMPT, max_tokens=10))
             for other in others:
                 other.listen(_QUIET_S)
-            trial.expect("answers_stolen", sum(len(one.heard) - 1 for one in others), 0)
+            trial.expect("answers_stolen", sum(len(one.received) - 1 for one in others), 0)
 
 
 def key_removed(trial: Trial) -> None:
@@ -101,45 +101,45 @@ def key_removed(trial: Trial) -> None:
         folder = Path(name)
         keys = folder / "keys"
         make_server_keys(keys)
-        for client in ("kept", "removed"):
-            add_client(keys, client, hand_over=folder / client)
+        for key in ("kept", "removed"):
+            add_client(keys, key, hand_over=folder / key)
         with socket.create_server(("127.0.0.1", 0)) as unused:
             port = unused.getsockname()[1]
         address = f"tcp://127.0.0.1:{port}"
         kept, removed = (client_keys(folder / one, None, {}) for one in ("kept", "removed"))
         with (
             trial.daemon("--tcp-port", str(port), "--keys", str(keys)) as daemon,
-            trial.talk(daemon, address=address, keys=kept) as stays,
-            trial.talk(daemon, address=address, keys=removed) as leaves,
+            trial.client(daemon, address=address, keys=kept) as stays,
+            trial.client(daemon, address=address, keys=removed) as leaves,
         ):
             reply = stays.generate(_PROMPT, max_tokens=200)
             ended = leaves.generate(_PROMPT, max_tokens=200)
-            for talk, request_id in ((stays, reply), (leaves, ended)):
-                talk.wait_for_deltas(request_id)
+            for client, request_id in ((stays, reply), (leaves, ended)):
+                client.wait_for_deltas(request_id)
             with closing(
-                Talk(daemon.socket, hello=False, address=address, keys=removed, identity=b"x")
+                WireClient(daemon.socket, hello=False, address=address, keys=removed, identity=b"x")
             ) as named:
-                answer = named.greet()
+                answer = named.send_hello()
                 trial.expect(
                     "with_an_identity", [answer.get("code"), answer.get("field")], _REFUSED
                 )
             remove_client(keys, "removed")
             trial.expect("reloaded", ask(Reload(), Reloaded, str(daemon.socket)).changed, ["keys"])
-            trial.expect("its_reply", leaves.word(ended), "not_allowed")
+            trial.expect("its_reply", leaves.outcome(ended), "not_allowed")
             leaves.listen(_QUIET_S)
-            heard = len(leaves.heard)
-            leaves.say({"t": "hello", "proto": [1]})
-            leaves.say({"t": "status", "id": "s"})
+            received = len(leaves.received)
+            leaves.send({"t": "hello", "proto": [1]})
+            leaves.send({"t": "status", "id": "s"})
             stays.end(reply)
             leaves.listen(_QUIET_S)
-            trial.expect("heard_later", len(leaves.heard) - heard, 0)
+            trial.expect("heard_later", len(leaves.received) - received, 0)
             trial.expect("tokens_of_the_other", len(stays.tokens(reply)), 200)
 
 
 _REFUSED = ["unsupported_option", "routing_id"]
 
 
-def _strange(talk: Talk, *own: str) -> list[str]:
+def _strange(client: WireClient, *own: str) -> list[str]:
     """Ids of answers that a client did not ask for."""
-    heard = [str(one.answer.get("id", "")) for one in talk.heard]
-    return [one for one in heard if one and one not in own]
+    received = [str(one.answer.get("id", "")) for one in client.received]
+    return [one for one in received if one and one not in own]

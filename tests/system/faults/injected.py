@@ -67,7 +67,7 @@ def inject(asked: Path) -> None:
 
 
 def _taken(file: Path) -> bool:
-    """Whether a fault is asked for, which it then is no more."""
+    """Take a fault that is asked for; False where it is not."""
     if not file.exists():
         return False
     file.unlink()

@@ -49,7 +49,7 @@ def declare(peer: socket.socket, size: int) -> None:
 
 
 def has_ended(peer: socket.socket) -> bool:
-    """Whether the other side has closed the connection."""
+    """True where the other side has closed the connection."""
     # Python would wait for as long as the socket's own timeout, whatever a flag says.
     patience = peer.gettimeout()
     peer.setblocking(False)

@@ -12,9 +12,9 @@ from tests.system.faults import (
     flood,
     identities,
     inputs,
-    seeing,
     spilled,
     stalls,
+    vision_faults,
     weights,
 )
 from tests.system.faults.trial import Trial
@@ -35,7 +35,7 @@ HELD = (
         "4 clients, 24 pictures of 1 MB at once where 6 MB are held",
         "text goes on while pictures are encoded; what is above the bytes in flight is refused, "
         "and each request gets one answer",
-        seeing.images_under_load,
+        vision_faults.images_under_load,
     ),
     Row(
         "Equal clients, and a light one",
@@ -169,19 +169,19 @@ FAULTS = (
         "kill -9 of the encoder with 4 pictures under way, beside a text reply",
         "their requests end with encoder_failed within 1 s, the daemon stays ready, the reply goes "
         "on; pictures that are kept need no encoder, others are served by the next one",
-        seeing.encoder_killed,
+        vision_faults.encoder_killed,
     ),
     Row(
         "Picture decoder killed",
         "kill -9 of the process that decodes, with 4 pictures in its hands",
         "one of them fails at most, as image_invalid; the others and a text reply go on",
-        seeing.decoder_killed,
+        vision_faults.decoder_killed,
     ),
     Row(
         "Picture decoder hangs",
         "SIGSTOP of the process that decodes, where a picture may take 2 s",
         "image_timeout within 2 s and 1 s; who waited behind it is served, a text reply goes on",
-        seeing.decoder_hangs,
+        vision_faults.decoder_hangs,
     ),
     Row(
         "Same bad request twice",

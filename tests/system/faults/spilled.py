@@ -32,16 +32,16 @@ def pages_on_disk(trial: Trial) -> None:
 
 
 def _cached(trial: Trial, folder: Path) -> int:
-    """How many tokens a daemon takes from the disk; its reply has to be that without them."""
+    """Count the tokens that a daemon takes from the disk; its reply has to be that without them."""
     flags = (*_DISK, "--prefix-folder", str(folder / "pages"))
     with trial.daemon(*flags, log=folder / "log") as daemon:
-        with trial.talk(daemon) as talk:
+        with trial.client(daemon) as client:
             options = {"max_tokens": _REPLY, "logprobs": 2}
-            found = talk.generate(_PROMPT, **options)
-            usage = talk.end(found).answer.get("usage", {})
-            plain = talk.generate(_PROMPT, cache="bypass", **options)
-            talk.end(plain)
-            trial.same_tokens(talk, found, plain)
+            found = client.generate(_PROMPT, **options)
+            usage = client.end(found).answer.get("usage", {})
+            plain = client.generate(_PROMPT, cache="bypass", **options)
+            client.end(plain)
+            trial.same_tokens(client, found, plain)
         daemon.stop()
     return int(usage.get("cached_tokens", 0))
 

@@ -40,7 +40,7 @@ def equal_clients(trial: Trial) -> None:
         for tail, ratio in found.tail_ratios.items():
             trial.at_most(f"{tail}_ratio", ratio, _TAILS)
         trial.at_most("gap_longest_s", found.gap_longest_ms / 1000, _GAP_S)
-        with trial.talk(daemon) as heavy, trial.talk(daemon) as light:
+        with trial.client(daemon) as heavy, trial.client(daemon) as light:
             flood = [heavy.generate(f"{n}", max_tokens=most(heavy)) for n in range(2 * PLACES)]
             for one in flood[:PLACES]:
                 heavy.wait_for_deltas(one)

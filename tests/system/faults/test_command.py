@@ -20,8 +20,8 @@ def test_quick_rows_are_survived_and_measured() -> None:
 
 def loses(trial: Trial) -> None:
     """A row that hangs up before its requests have ended, beside a figure above its limit."""
-    with trial.talk(trial.shared()) as talk:
-        talk.generate("a", max_tokens=1000)
+    with trial.client(trial.shared()) as client:
+        client.generate("a", max_tokens=1000)
     trial.at_most("seconds_to_wait", 2.0, 1.0)
 
 

@@ -14,21 +14,21 @@ from daemon.own_daemon import OwnDaemon, own_daemon
 from daemon.shipped import vision_engine_folder
 from runtime.errors import HearthError
 from tests.system.faults.injected import VARIABLE
-from tests.system.faults.talk import Talk
+from tests.system.faults.wire_client import WireClient
 
 _ROOT = Path(__file__).parents[3]
 STEP_MS = 10.0
 PLACES = 4
 _PREFILL_US = 100.0
 _SETTLE_S = 0.05
-"""How long is listened for what must not come any more."""
+"""Seconds to listen for what must not come any more."""
 
 
 class NotRunError(Exception):
     """A row cannot be tried on this machine; the text says why."""
 
 
-class House:
+class Fixture:
     """The engine folder of a run, and the daemon that rows share which do it no harm."""
 
     def __init__(
@@ -47,7 +47,7 @@ class House:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What every daemon of this run is started with."""
+        """Flags that every daemon of this run is started with."""
         return simulated_flags(STEP_MS, _PREFILL_US) if self.simulated else ()
 
     def shared(self) -> OwnDaemon:
@@ -73,31 +73,31 @@ class Trial:
     without exactly one terminal answer.
     """
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, fixture: Fixture) -> None:
         self.measured: dict[str, Any] = {}
         self.broken: list[str] = []
         self.requests = self.lost = 0
-        self.simulated = house.simulated
-        self.engine = house.engine
-        self._house = house
+        self.simulated = fixture.simulated
+        self.engine = fixture.engine
+        self._fixture = fixture
 
     def shared(self) -> OwnDaemon:
         """The daemon of all rows that leave it as it was."""
-        return self._house.shared()
+        return self._fixture.shared()
 
     @contextmanager
     def daemon(
         self, *flags: str, environ: Mapping[str, str] | None = None, log: Path | None = None
     ) -> Iterator[OwnDaemon]:
         """A daemon of this row's own, ready."""
-        given = (*self._house.flags, *flags)
+        given = (*self._fixture.flags, *flags)
         with own_daemon(self.engine, given, environ=environ, log=log) as daemon:
             yield daemon
 
     @contextmanager
     def seeing(self, *flags: str) -> Iterator[OwnDaemon]:
         """A daemon of this row's own, whose real engine sees; raises NotRunError without one."""
-        with own_daemon(self._house.seeing(), ("--log-level", "warning", *flags)) as daemon:
+        with own_daemon(self._fixture.seeing(), ("--log-level", "warning", *flags)) as daemon:
             yield daemon
 
     @contextmanager
@@ -124,22 +124,22 @@ class Trial:
 
         Of two flags of the same name the last counts.
         """
-        daemon = OwnDaemon(folder, self.engine, (*self._house.flags, *flags))
+        daemon = OwnDaemon(folder, self.engine, (*self._fixture.flags, *flags))
         try:
             yield daemon
         finally:
             daemon.kill()
 
     @contextmanager
-    def talk(self, daemon: OwnDaemon, **options: Any) -> Iterator[Talk]:
+    def client(self, daemon: OwnDaemon, **options: Any) -> Iterator[WireClient]:
         """A client each of whose requests has to get exactly one terminal answer."""
-        with closing(Talk(daemon.socket, **options)) as talk:
+        with closing(WireClient(daemon.socket, **options)) as client:
             try:
-                yield talk
+                yield client
             finally:
-                talk.listen(_SETTLE_S)
-                self.requests += len(talk.asked)
-                self.lost += len(talk.lost())
+                client.listen(_SETTLE_S)
+                self.requests += len(client.asked)
+                self.lost += len(client.lost())
 
     def at_most(self, name: str, value: float, limit: float) -> None:
         """Keep a figure that has a limit."""
@@ -165,25 +165,25 @@ class Trial:
         if value not in wanted:
             self.broken.append(f"{name} is {value!r} and none of {wanted!r}")
 
-    def same_tokens(self, talk: Talk, request_id: str, reference: str) -> None:
+    def same_tokens(self, client: WireClient, request_id: str, reference: str) -> None:
         """Two replies have to be alike; on a real engine they may part at a near-tie."""
         # Loads the runtime, which no refusal of a wrong command line has to wait for.
         from bench.spec.verify import NEAR_TIE, divergence  # noqa: PLC0415 - said above
 
-        parted = divergence(0, talk.tokens(request_id), talk.tokens(reference))
+        parted = divergence(0, client.tokens(request_id), client.tokens(reference))
         gap = 0.0 if parted is None else parted.gap
-        dtype = talk.ask("status")["engine"].get("dtype", "float32")
+        dtype = client.ask("status")["engine"].get("dtype", "float32")
         tie = 0.0 if self.simulated else NEAR_TIE.get(dtype, 0.0)
-        self.measured["tokens_compared"] = len(talk.tokens(reference))
+        self.measured["tokens_compared"] = len(client.tokens(reference))
         self.measured["tokens_equal"] = parted is None
         if gap > tie or math.isinf(gap):
             place = parted.place if parted else 0
             self.broken.append(f"token {place} differs from a run without the fault")
 
 
-def most(talk: Talk) -> int:
+def most(client: WireClient) -> int:
     """The longest reply to a short prompt that the daemon takes: one that outlasts the others."""
-    tokens: int = talk.limits["total_tokens"]
+    tokens: int = client.limits["total_tokens"]
     return tokens - 64
 
 

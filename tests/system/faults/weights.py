@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from bench.random_model import QUICK_SHAPE, write_random_model
 from daemon.own_daemon import OwnDaemon, own_daemon
-from tests.system.faults.talk import Talk
 from tests.system.faults.trial import NotRunError, Trial, most, seconds_since
+from tests.system.faults.wire_client import WireClient
 
 _CAPACITY = 4096
 """A reply of so many tokens runs for longer than a look takes to come."""
@@ -45,51 +45,51 @@ class Files(NamedTuple):
 def weights_changed(trial: Trial) -> None:
     """Another model's file is written over the one that is served, beside a reply that runs."""
     with _two_models() as files:
-        with files.daemon(files.other) as daemon, trial.talk(daemon) as talk:
-            right = _replies(talk)
-        with files.daemon(files.first) as daemon, trial.talk(daemon) as talk:
-            before = _replies(talk)
+        with files.daemon(files.other) as daemon, trial.client(daemon) as client:
+            right = _replies(client)
+        with files.daemon(files.first) as daemon, trial.client(daemon) as client:
+            before = _replies(client)
             trial.expect("models_differ", before != right, wanted=True)
-            running = talk.generate("runs", max_tokens=most(talk))
-            talk.wait_for_deltas(running, 2)
+            running = client.generate("runs", max_tokens=most(client))
+            client.wait_for_deltas(running, 2)
             # The same inode, as cp does.
             files.served.write_bytes(files.other)
             written = time.monotonic()
-            talk.wait_for_status(lambda status: status["state"] != "ready")
+            client.wait_for_status(lambda status: status["state"] != "ready")
             trial.at_most("noticed_s", seconds_since(written), _NOTICED_S)
-            trial.expect("file_is_named", str(files.served) in talk.ask("status")["reason"], True)
-            trial.expect("running", talk.word(running), "executor_failed")
+            trial.expect("file_is_named", str(files.served) in client.ask("status")["reason"], True)
+            trial.expect("running", client.outcome(running), "executor_failed")
             # They wait for the next executor.
-            trial.expect("replies_are_those_of_the_other", _replies(talk) == right, wanted=True)
+            trial.expect("replies_are_those_of_the_other", _replies(client) == right, wanted=True)
             trial.measured["replaced_s"] = seconds_since(written)
-            trial.expect("state", talk.ask("status")["state"], "ready")
+            trial.expect("state", client.ask("status")["state"], "ready")
 
 
 def weights_cut(trial: Trial) -> None:
     """The file that is served is cut to its half, stays so, and is whole again."""
     with _two_models() as files:
         daemon_of = files.daemon(files.first, "--restart-limit", "1")
-        with daemon_of as daemon, trial.talk(daemon) as talk:
-            before = _replies(talk)
-            running = talk.generate("runs", max_tokens=most(talk))
-            talk.wait_for_deltas(running, 2)
+        with daemon_of as daemon, trial.client(daemon) as client:
+            before = _replies(client)
+            running = client.generate("runs", max_tokens=most(client))
+            client.wait_for_deltas(running, 2)
             os.truncate(files.served, len(files.first) // 2)
             cut = time.monotonic()
-            talk.wait_for_status(lambda status: status["state"] != "ready")
+            client.wait_for_status(lambda status: status["state"] != "ready")
             trial.at_most("noticed_s", seconds_since(cut), _NOTICED_S)
-            trial.expect("running", talk.word(running), "executor_failed")
-            talk.listen(_SETTLED_S)
-            status = talk.ask("status")
+            trial.expect("running", client.outcome(running), "executor_failed")
+            client.listen(_SETTLED_S)
+            status = client.ask("status")
             trial.expect("serves_meanwhile", status["state"] == "ready", wanted=False)
             trial.expect("named", str(files.served) in status["reason"], wanted=True)
-            refused = talk.generate("refused", max_tokens=4)
-            trial.expect("code", talk.word(refused), "weights_invalid")
+            refused = client.generate("refused", max_tokens=4)
+            trial.expect("code", client.outcome(refused), "weights_invalid")
             trial.at_most("starts_meanwhile", daemon.log().count("actor failed"), 1)
             files.served.write_bytes(files.first)
             whole = time.monotonic()
-            talk.wait_for_status(lambda status: status["state"] == "ready")
+            client.wait_for_status(lambda status: status["state"] == "ready")
             trial.measured["served_again_s"] = seconds_since(whole)
-            trial.expect("replies_as_before", _replies(talk) == before, wanted=True)
+            trial.expect("replies_as_before", _replies(client) == before, wanted=True)
         os.truncate(files.served, len(files.first) // 2)
         flags = ("--weights", str(files.served), *_FLAGS)
         with tempfile.TemporaryDirectory(prefix="hearth-") as folder:
@@ -100,13 +100,13 @@ def weights_cut(trial: Trial) -> None:
                 alone.kill()
 
 
-def _replies(talk: Talk) -> list[list[int]]:
+def _replies(client: WireClient) -> list[list[int]]:
     """The tokens of replies to a few prompts, one after the other."""
     replies = []
     for prompt in _PROMPTS:
-        asked = talk.generate(prompt, max_tokens=_TOKENS)
-        talk.end(asked)
-        replies.append([token.token_id for token in talk.tokens(asked)])
+        asked = client.generate(prompt, max_tokens=_TOKENS)
+        client.end(asked)
+        replies.append([token.token_id for token in client.tokens(asked)])
     return replies
 
 

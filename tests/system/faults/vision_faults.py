@@ -12,8 +12,8 @@ from daemon.cli.errors import Failure
 from daemon.control.client import ask
 from daemon.control.messages import Trace, TraceReport
 from daemon.own_daemon import OwnDaemon
-from tests.system.faults.talk import PATIENCE_S
 from tests.system.faults.trial import Trial, most, seconds_since
+from tests.system.faults.wire_client import PATIENCE_S
 
 PROMPT = "tell me of the lamps in the house"
 QUESTION = "What is it?"
@@ -34,13 +34,13 @@ def images_under_load(trial: Trial) -> None:
     large = photograph(_LARGE)
     trial.at_least("file_mb", len(large) / 1e6, 0.9)
     with trial.seeing("--images-in-flight-bytes", str(_IN_FLIGHT)) as daemon, ExitStack() as stack:
-        talks = [stack.enter_context(trial.talk(daemon)) for _ in range(_CLIENTS)]
+        talks = [stack.enter_context(trial.client(daemon)) for _ in range(_CLIENTS)]
         asked = []
         for number in range(_EACH):
-            for place, talk in enumerate(talks):
+            for place, client in enumerate(talks):
                 data = renamed(large, number * _CLIENTS + place)
-                asked.append((talk, talk.look(QUESTION, data, max_tokens=_REPLY)))
-        words = [talk.word(one) for talk, one in asked]
+                asked.append((client, client.look(QUESTION, data, max_tokens=_REPLY)))
+        words = [client.outcome(one) for client, one in asked]
         trial.expect("other_words", set(words) - {"length", *_BUSY}, set())
         trial.at_least("served", words.count("length"), _CLIENTS)
         trial.at_least("refused_above_the_limit", sum(map(words.count, _BUSY)), 1)
@@ -50,36 +50,36 @@ def images_under_load(trial: Trial) -> None:
             for one in ended
             if one.images is not None and one.images_s
         ]
-        told = [heard.seconds for talk, one in asked for heard in talk.deltas(one)]
+        told = [received.seconds for client, one in asked for received in client.deltas(one)]
         beside = sum(any(began < at < end for began, end in spans) for at in told)
         trial.measured["deltas"] = len(told)
         trial.at_least("deltas_while_pictures_are_encoded", beside, 1)
         small = talks[0].look(QUESTION, photograph(SIZES[0]), max_tokens=4)
-        trial.expect("then", talks[0].word(small), "length")
+        trial.expect("then", talks[0].outcome(small), "length")
 
 
 def encoder_killed(trial: Trial) -> None:
     """The encoder is killed with pictures under way, beside a text reply."""
     small = photograph(SIZES[0])
-    with trial.seeing() as daemon, trial.talk(daemon) as talk:
-        kept = talk.look(QUESTION, small, max_tokens=8)
-        talk.end(kept)
+    with trial.seeing() as daemon, trial.client(daemon) as client:
+        kept = client.look(QUESTION, small, max_tokens=8)
+        client.end(kept)
         with _stopped(_encoder(daemon)) as encoder:
-            lost = [talk.look(QUESTION, renamed(small, n), max_tokens=8) for n in range(_WAITING)]
-            talk.wait_for_status(lambda status: status["queued"] == _WAITING)
-            beside = talk.generate(PROMPT, max_tokens=most(talk) // 2)
-            talk.wait_for_deltas(beside)
+            lost = [client.look(QUESTION, renamed(small, n), max_tokens=8) for n in range(_WAITING)]
+            client.wait_for_status(lambda status: status["queued"] == _WAITING)
+            beside = client.generate(PROMPT, max_tokens=most(client) // 2)
+            client.wait_for_deltas(beside)
             os.kill(encoder, signal.SIGKILL)
             killed = time.monotonic()
-            last = max(talk.end(one).seconds for one in lost)
+            last = max(client.end(one).seconds for one in lost)
         trial.at_most("answer_s", last - killed, _ANSWER_S)
-        trial.expect("codes", {talk.word(one) for one in lost}, {"encoder_failed"})
-        trial.expect("state", talk.ask("status")["state"], "ready")
-        trial.expect("beside", talk.word(beside), "length")
-        again = talk.look(QUESTION, small, max_tokens=8)
-        trial.expect("kept_picture", talk.whole_text(again), talk.text(kept))
-        new = talk.look(QUESTION, renamed(small, _WAITING), max_tokens=8)
-        trial.expect("new_picture", talk.word(new), "length")
+        trial.expect("codes", {client.outcome(one) for one in lost}, {"encoder_failed"})
+        trial.expect("state", client.ask("status")["state"], "ready")
+        trial.expect("beside", client.outcome(beside), "length")
+        again = client.look(QUESTION, small, max_tokens=8)
+        trial.expect("kept_picture", client.whole_text(again), client.text(kept))
+        new = client.look(QUESTION, renamed(small, _WAITING), max_tokens=8)
+        trial.expect("new_picture", client.outcome(new), "length")
         trial.measured["replaced_s"] = seconds_since(killed)
         trial.expect("replaced", _encoder(daemon) != encoder, wanted=True)
 
@@ -87,44 +87,44 @@ def encoder_killed(trial: Trial) -> None:
 def decoder_killed(trial: Trial) -> None:
     """The process that decodes is killed with pictures in its hands, beside a text reply."""
     small = photograph(SIZES[0])
-    with trial.seeing() as daemon, trial.talk(daemon) as talk:
-        talk.end(talk.look(QUESTION, small, max_tokens=4))
+    with trial.seeing() as daemon, trial.client(daemon) as client:
+        client.end(client.look(QUESTION, small, max_tokens=4))
         with _stopped(_decoder(daemon)) as decoder:
             waiting = [
-                talk.look(QUESTION, renamed(small, n), max_tokens=4) for n in range(_WAITING)
+                client.look(QUESTION, renamed(small, n), max_tokens=4) for n in range(_WAITING)
             ]
-            talk.wait_for_status(lambda status: status["queued"] == _WAITING)
-            beside = talk.generate(PROMPT, max_tokens=most(talk) // 2)
-            talk.wait_for_deltas(beside)
+            client.wait_for_status(lambda status: status["queued"] == _WAITING)
+            beside = client.generate(PROMPT, max_tokens=most(client) // 2)
+            client.wait_for_deltas(beside)
             os.kill(decoder, signal.SIGKILL)
             killed = time.monotonic()
-            words = [talk.word(one) for one in waiting]
+            words = [client.outcome(one) for one in waiting]
         trial.measured["answered_s"] = seconds_since(killed)
         trial.expect("other_words", set(words) - {"length", "image_invalid"}, set())
         trial.at_most("failed", words.count("image_invalid"), 1)
-        trial.expect("beside", talk.word(beside), "length")
-        again = talk.look(QUESTION, renamed(small, 0), max_tokens=4)
-        trial.expect("then", talk.word(again), "length")
+        trial.expect("beside", client.outcome(beside), "length")
+        again = client.look(QUESTION, renamed(small, 0), max_tokens=4)
+        trial.expect("then", client.outcome(again), "length")
 
 
 def decoder_hangs(trial: Trial) -> None:
     """The process that decodes stands still for good, beside a text reply."""
     small = photograph(SIZES[0])
     limit = ("--image-decode-timeout-s", str(_TIMEOUT_S))
-    with trial.seeing(*limit) as daemon, trial.talk(daemon) as talk:
-        talk.end(talk.look(QUESTION, small, max_tokens=4))
+    with trial.seeing(*limit) as daemon, trial.client(daemon) as client:
+        client.end(client.look(QUESTION, small, max_tokens=4))
         with _stopped(_decoder(daemon)):
             stopped = time.monotonic()
-            first = talk.look(QUESTION, renamed(small, 0), max_tokens=4)
-            talk.wait_for_status(lambda status: status["queued"] == 1)
+            first = client.look(QUESTION, renamed(small, 0), max_tokens=4)
+            client.wait_for_status(lambda status: status["queued"] == 1)
             behind = [
-                talk.look(QUESTION, renamed(small, 1 + n), max_tokens=4) for n in range(_WAITING)
+                client.look(QUESTION, renamed(small, 1 + n), max_tokens=4) for n in range(_WAITING)
             ]
-            beside = talk.generate(PROMPT, max_tokens=60)
-            trial.expect("beside", talk.word(beside), "length")
-            trial.at_most("answer_s", talk.end(first).seconds - stopped, _TIMEOUT_S + _SLACK_S)
-            trial.expect("code", talk.word(first), "image_timeout")
-            trial.expect("behind", {talk.word(one) for one in behind}, {"length"})
+            beside = client.generate(PROMPT, max_tokens=60)
+            trial.expect("beside", client.outcome(beside), "length")
+            trial.at_most("answer_s", client.end(first).seconds - stopped, _TIMEOUT_S + _SLACK_S)
+            trial.expect("code", client.outcome(first), "image_timeout")
+            trial.expect("behind", {client.outcome(one) for one in behind}, {"length"})
             trial.measured["replaced_s"] = seconds_since(stopped)
 
 

@@ -14,7 +14,7 @@ from daemon.cli.errors import Failure
 from runtime.request import RowToken, TopLogprob
 
 PATIENCE_S = 60.0
-"""How long is waited for what has to come, before a row counts as not survived."""
+"""Seconds to wait for what has to come, before a row counts as not survived."""
 _LEASE_S = 60.0
 _POLL_S = 0.02
 _STATUS_S = 0.02
@@ -23,14 +23,14 @@ _FINAL = ("done", "error")
 Answer = dict[str, Any]
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     """An answer, and when it came by the monotonic clock."""
 
     seconds: float
     answer: Answer
 
 
-class Talk:
+class WireClient:
     """A connection to the daemon at `socket`, or by TCP; `hello` may be left for later.
 
     It is for one thread. What waits raises Failure when nothing comes for `PATIENCE_S`.
@@ -45,10 +45,10 @@ class Talk:
         address: str = "",
         keys: ClientKeys | None = None,
     ) -> None:
-        self.heard: list[Heard] = []
+        self.received: list[Received] = []
         self.asked: list[str] = []
         self._ids = count(1)
-        self._answers: dict[str, list[Heard]] = {}
+        self._answers: dict[str, list[Received]] = {}
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -58,26 +58,26 @@ class Talk:
         if keys is not None:
             secure(self._socket, keys)
         self._socket.connect(address or f"ipc://{socket}")
-        self.limits: dict[str, Any] = self.greet()["limits"] if hello else {}
+        self.limits: dict[str, Any] = self.send_hello()["limits"] if hello else {}
 
-    def say(self, *frames: bytes | Answer) -> None:
+    def send(self, *frames: bytes | Answer) -> None:
         """Send a message of these frames, maps encoded."""
         self._socket.send_multipart(
             [one if isinstance(one, bytes) else msgspec.msgpack.encode(one) for one in frames]
         )
 
-    def greet(self, **fields: Any) -> Answer:
+    def send_hello(self, **fields: Any) -> Answer:
         """Say hello; the answer, whatever it is."""
-        before = len(self.heard)
-        self.say({"t": "hello", "proto": [1], "client": "faults", "lease_s": _LEASE_S, **fields})
-        self.wait(lambda: len(self.heard) > before)
-        return self.heard[before].answer
+        before = len(self.received)
+        self.send({"t": "hello", "proto": [1], "client": "faults", "lease_s": _LEASE_S, **fields})
+        self.wait(lambda: len(self.received) > before)
+        return self.received[before].answer
 
     def generate(self, prompt: str, **options: Any) -> str:
         """Ask for a reply that no end token ends; the id, which has to get one terminal answer."""
         request_id = self.new_id()
         self.asked.append(request_id)
-        self.say(
+        self.send(
             {"t": "generate", "id": request_id, "prompt": prompt, "ignore_eos": True, **options}
         )
         return request_id
@@ -85,26 +85,26 @@ class Talk:
     def look(self, text: str, picture: bytes, says: Answer | None = None, **options: Any) -> str:
         """Ask about a picture as `generate` does: a JPEG file, or what is said of it."""
         image = {"type": "image", "frame": 1, **(says or {"format": "jpeg"})}
-        return self.say_parts([image, {"type": "text", "text": text}], picture, **options)
+        return self.send_parts([image, {"type": "text", "text": text}], picture, **options)
 
-    def say_parts(self, parts: Sequence[Answer], *frames: bytes, **options: Any) -> str:
+    def send_parts(self, parts: Sequence[Answer], *frames: bytes, **options: Any) -> str:
         """Ask with a user's message of these parts as `generate` does; the id."""
         request_id = self.new_id()
         self.asked.append(request_id)
         asked = {"t": "generate", "id": request_id, "ignore_eos": True, **options}
         turn = {"role": "user", "content": list(parts)}
-        self.say({**asked, "messages": [turn]}, *frames)
+        self.send({**asked, "messages": [turn]}, *frames)
         return request_id
 
     def ask(self, kind: str, *frames: bytes, **fields: Any) -> Answer:
         """Ask something else; its answer."""
         request_id = self.new_id()
-        self.say({"t": kind, "id": request_id, **fields}, *frames)
+        self.send({"t": kind, "id": request_id, **fields}, *frames)
         return self.first(request_id)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request."""
-        self.say({"t": "cancel", "id": request_id})
+        self.send({"t": "cancel", "id": request_id})
 
     def new_id(self) -> str:
         """An id that is not in use."""
@@ -115,12 +115,12 @@ class Talk:
         self.wait(lambda: self.of(request_id))
         return self.of(request_id)[0].answer
 
-    def end(self, request_id: str) -> Heard:
+    def end(self, request_id: str) -> Received:
         """Wait for the terminal answer of a generation."""
         self.wait(lambda: self.ends(request_id))
         return self.ends(request_id)[0]
 
-    def word(self, request_id: str) -> str:
+    def outcome(self, request_id: str) -> str:
         """Wait for the end; its reason, or its error code."""
         answer = self.end(request_id).answer
         return str(answer["reason"] if answer["t"] == "done" else answer["code"])
@@ -154,15 +154,15 @@ class Talk:
         while (left := deadline - time.monotonic()) > 0:
             self._take(left)
 
-    def of(self, request_id: str) -> list[Heard]:
+    def of(self, request_id: str) -> list[Received]:
         """All answers to a request so far."""
         return self._answers.get(request_id, [])
 
-    def ends(self, request_id: str) -> list[Heard]:
+    def ends(self, request_id: str) -> list[Received]:
         """The terminal answers of a generation so far: there has to be one."""
         return [one for one in self.of(request_id) if one.answer["t"] in _FINAL]
 
-    def deltas(self, request_id: str) -> list[Heard]:
+    def deltas(self, request_id: str) -> list[Received]:
         """The deltas of a generation so far."""
         return [one for one in self.of(request_id) if one.answer["t"] == "delta"]
 
@@ -204,6 +204,6 @@ class Talk:
             return
         frames = self._socket.recv_multipart()
         if frames[-1]:  # where a delimiter was sent it comes back
-            heard = Heard(time.monotonic(), msgspec.msgpack.decode(frames[-1]))
-            self.heard.append(heard)
-            self._answers.setdefault(heard.answer.get("id", ""), []).append(heard)
+            received = Received(time.monotonic(), msgspec.msgpack.decode(frames[-1]))
+            self.received.append(received)
+            self._answers.setdefault(received.answer.get("id", ""), []).append(received)
