@@ -12,7 +12,7 @@ from runtime.request import RequestOptions, RowRequest, RowToken
 
 
 def rows_of(prompts: Sequence[list[int]], options: RequestOptions) -> list[RowRequest]:
-    """A row for each prompt, given as token ids."""
+    """Make a row for each prompt, given as token ids."""
     return [
         RowRequest(token_ids=token_ids, prompt_length=len(token_ids), options=options)
         for token_ids in prompts
@@ -28,7 +28,7 @@ class TimedStep(NamedTuple):
 
 
 class BatchRun(msgspec.Struct, kw_only=True):
-    """What a batch gave; seconds of prefill and generation on the host's clock."""
+    """Tokens of a batch; seconds of prefill and generation on the host's clock."""
 
     rows: list[list[RowToken]]
     steps: list[TimedStep]

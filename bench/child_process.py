@@ -106,7 +106,7 @@ class ParentProcess:
         os.dup2(2, 1)
 
     def job(self, kind: Any) -> Any:
-        """What the process was started for, of type `kind`."""
+        """Job of the process, of type `kind`."""
         return msgspec.json.decode(sys.argv[1], type=kind)
 
     def send(self, reply: Any) -> None:
@@ -128,7 +128,7 @@ _PROC = Path("/proc")
 
 
 class Usage(NamedTuple):
-    """What a family of processes holds: resident bytes and open file handles."""
+    """Holdings of a family of processes: resident bytes and open file handles."""
 
     rss_bytes: int
     handles: int

@@ -50,7 +50,7 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tally(msgspec.Struct, kw_only=True, tag=True):
-    """What was checked so far: requests and tokens, and the faults among them.
+    """Counts of a check so far: requests and tokens, and the faults among them.
 
     `lost` tokens never came (those of a failed request included), `doubled` ones came though
     nobody sent them (again), `disordered` ones came in another place. `failed` requests ended in
@@ -67,7 +67,7 @@ class Tally(msgspec.Struct, kw_only=True, tag=True):
 
     @property
     def clean(self) -> bool:
-        """Whether nothing at all went wrong."""
+        """True where nothing at all went wrong."""
         return not (self.lost or self.doubled or self.disordered or self.failed or self.misended)
 
     def check(self, expected: Sequence[int], received: Sequence[int]) -> None:

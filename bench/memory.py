@@ -46,7 +46,7 @@ class MemoryFigures(msgspec.Struct, kw_only=True):
 
     @property
     def within_aim(self) -> bool:
-        """Whether the sum was predicted within 5%."""
+        """True where the sum was predicted within 5%."""
         ratio = self.predicted_over_measured
         return ratio is not None and abs(ratio - 1) <= RATIO_AIM
 

@@ -24,7 +24,7 @@ from runtime.request import RequestOptions
 from runtime.vision.vision_runner import VisionRunner
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
-"""As a daemon runs, with the draft if the folder holds one."""
+"""Options as of a daemon, with the draft if the folder holds one."""
 STAGES: dict[str, tuple[str, ...]] = {
     "context": ("context", "process"),
     "tables and caches": (
@@ -51,7 +51,7 @@ STAGES: dict[str, tuple[str, ...]] = {
         "prompt_graphs",
     ),
 }
-"""What is built, in order, and the parts of a deployment's prediction that it must fit."""
+"""Steps of building, in order, and the parts of a deployment's prediction that it must fit."""
 _ROUNDS_TOKENS = 24
 
 

@@ -1,4 +1,4 @@
-"""What the benches of one row have in common: kinds of engine, and options about them."""
+"""Kinds of engine, and options about them, of the benches that run one row."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a bench reports: tables for people, one JSON object for programs, a machine's record."""
+"""Reports of benches: tables for people, one JSON object for programs, a machine's record."""
 
 import os
 import shlex
@@ -30,7 +30,7 @@ def note(text: str) -> None:
 
 
 def log_folder(cache: Path | None = None) -> Path:
-    """Where the processes of a bench write what they have to say, made if need be."""
+    """Folder of the logs of a bench's processes, made if need be."""
     folder = (cache or cache_folder() / "bench") / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -203,7 +203,7 @@ def current_commit() -> str:
 
 
 def read_record(file: Path) -> Recorded | None:
-    """What a file of figures holds, if it is there; raises `invalid_value` for another file."""
+    """Read a file of figures, if it is there; raises `invalid_value` for another file."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=Recorded)
     except FileNotFoundError:

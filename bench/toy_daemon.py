@@ -1,4 +1,4 @@
-"""What benches of the daemon share: a toy engine, flags for a daemon on it, connected clients."""
+"""Parts that benches of the daemon share: a toy engine, flags for a daemon, connected clients."""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -131,7 +131,7 @@ class GraphRun:
         return found
 
     def _take_prompts(self, found: GraphFigures, before: PromptGraphs) -> None:
-        """What became of chunks, those too whose result nobody was there to hear."""
+        """Take what became of chunks, those too whose result nobody waited for."""
         runtime, now = self._runtime, self._runtime.prompt_graphs
         found.prompt_captures, found.prompt_capture_s = now.captures, now.seconds
         found.prompt_capture_mb = now.bytes / 1e6

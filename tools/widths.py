@@ -61,7 +61,7 @@ class WidthTimes(msgspec.Struct, kw_only=True):
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is timed: `launches` back to back, `windows` times."""
+    """Amounts to time: `launches` back to back, `windows` times."""
 
     trees: tuple[int, ...] = (8, 60)
     prompt: int = 512

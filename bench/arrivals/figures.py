@@ -56,12 +56,12 @@ class ArrivalFigures(Tally, kw_only=True, tag=False):
 
     @property
     def credible(self) -> bool:
-        """Whether the clients' own lateness is little: half a step, or a tenth of the waits."""
+        """True where the clients' own lateness is little: half a step, or a tenth of the waits."""
         return self.late_p99_ms <= max(self.decode_ms / 2, self.ttft_p99_ms / 10)
 
 
 class Load(NamedTuple):
-    """What was offered, for how many seconds, what calls took, what came and what would ideally."""
+    """One load: requests offered, for how long, what calls took, what came and would ideally."""
 
     offered: float | None
     seconds: float
@@ -104,7 +104,7 @@ def arrival_figures(load: Load, truth: Tally) -> ArrivalFigures:
 
 
 def calls_of(report: ExecutorReport, seen: Sequence[Seen]) -> Calls:
-    """What calls took of the executor's time, from the end of one to the end of the next.
+    """Times of calls in the executor, from the end of one to the end of the next.
 
     That is what `report` says of the calls themselves, and what `seen` has between the ends of two
     decode steps besides. A prefill costs a decode step, and what it took beyond that by its
@@ -129,7 +129,7 @@ def _decode_step_s(seen: Sequence[Seen]) -> float:
 
 
 def since(before: ExecutorReport | None, after: ExecutorReport) -> ExecutorReport:
-    """What an executor did between two reports; `before` None is its start."""
+    """Work of an executor between two reports; `before` None is its start."""
     if before is None:
         return after
     return ExecutorReport(

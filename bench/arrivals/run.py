@@ -58,7 +58,7 @@ _FLAGS = (
 
 
 class ArrivalPlan(NamedTuple):
-    """What is measured on an engine folder, under daemons with `flags`; `seconds` of each load.
+    """Loads measured on an engine folder, under daemons with `flags`; `seconds` of each load.
 
     `keep` hears mode, load and figures of each load as soon as they are there. Requests ask for one
     of so many `adapters`; where these are several each load is repeated with one. They are of so
@@ -124,7 +124,7 @@ def run_arrivals(
 
 
 def _ratios(found: Mapping[str, ArrivalFigures]) -> dict[str, float]:
-    """How much longer first tokens take with several adapters than with one, at the 99th."""
+    """Ratio of first tokens' waits with several adapters to those with one, at the 99th."""
     return {
         case: figures.ttft_p99_ms / found[case + ONE].ttft_p99_ms
         for case, figures in found.items()
@@ -218,13 +218,13 @@ class ArrivalRun:
 
 
 def executor_report(socket: Path) -> ExecutorReport | None:
-    """What the executor of the daemon at `socket` has done."""
+    """Ask what the executor of the daemon at `socket` has done."""
     with Client(socket) as client:
         return client.status().executor
 
 
 def executor_since(socket: Path, before: ExecutorReport | None) -> ExecutorReport:
-    """What the executor did since `before`, as it tells every second."""
+    """Ask what the executor did since `before`, as it reports every second."""
     deadline = time.monotonic() + _REPORT_TIMEOUT_S
     while time.monotonic() < deadline:
         report = executor_report(socket)

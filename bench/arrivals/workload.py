@@ -1,4 +1,4 @@
-"""What is asked, when, of which length and of which adapter."""
+"""Requests to send: when, of which length, with which adapter."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What is timed beside one another: each takes a prompt, then gives one greedy token a step."""
+"""Contenders timed side by side: each takes a prompt, then gives one greedy token a step."""
 
 from abc import ABC, abstractmethod
 from importlib import import_module
@@ -15,7 +15,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contender is opened with: `path` of its model, `prompt` as ids, room for `steps`.
+    """Arguments of a contender: `path` of its model, `prompt` as ids, room for `steps`.
 
     `precision` is one of `torch_models.PRECISIONS`, or empty for the fastest of them.
     `bytes` is the size of the floor's buffer, or what a pass on a GPU reads; `spin` is Hearth's

@@ -24,7 +24,7 @@ _LEAST_BYTES = 1 << 28
 
 
 def repeats(size: int) -> int:
-    """How often a pass reads a buffer of `size` bytes.
+    """Number of times that a pass reads a buffer of `size` bytes.
 
     Small ones are read often: the time to wake the threads must not count as reading.
     """
@@ -62,7 +62,7 @@ class MemoryFloor(Contender):
 
 
 def plain_passes(seconds: Sequence[float]) -> Sequence[float]:
-    """Those of all passes, in order from the first, that read from one end to the other."""
+    """Seconds of all passes, in order from the first, that read from one end to the other."""
     return seconds[KERNELS.index(_along) :: len(KERNELS)]
 
 

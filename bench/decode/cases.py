@@ -85,7 +85,7 @@ class GPUCase(msgspec.Struct, frozen=True):
 
     @property
     def slots(self) -> int:
-        """Those of each row in a cache that does not grow."""
+        """Slots of each row in a cache that does not grow."""
         return 2 * SHORT_CONTEXT if self.context == SHORT_CONTEXT else GPU_CAPACITY
 
 
@@ -167,7 +167,7 @@ def random_source(
 
 
 def export_options(engine: GPUEngine, dtype: DType, python: str) -> ExportOptions:
-    """What a GPU engine of the bench is exported with; one folder serves both batch sizes.
+    """Options that a GPU engine of the bench is exported with; one folder serves both batch sizes.
 
     `python` is the interpreter that has TensorRT's builder.
     """
@@ -184,7 +184,7 @@ def export_options(engine: GPUEngine, dtype: DType, python: str) -> ExportOption
 
 
 def gguf_type(engine: GPUEngine, dtype: DType) -> GGUFType:
-    """What llama.cpp's weights are stored as that is compared with an engine."""
+    """Storage of llama.cpp's weights that is compared with an engine."""
     _, kind = _GPU_STORED.get(engine, ("none", _GPU_TYPES[dtype]))
     return kind
 

@@ -19,7 +19,7 @@ _WARM_UP = 3
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How much is measured: `rounds` of a case's steps by each contender, in turns.
+    """Amounts to measure: `rounds` of a case's steps by each contender, in turns.
 
     `precision` is that of transformers when it is known, `spin` None for Hearth's default, `steps`
     those of the case unless given.
@@ -58,7 +58,7 @@ class DecodeFigures(msgspec.Struct, kw_only=True):
 
     @property
     def credible(self) -> bool:
-        """Whether no step was faster than memory allows."""
+        """True where no step was faster than memory allows."""
         return self.floor_share <= SHARE_LIMIT
 
 
@@ -156,7 +156,7 @@ def decode_figures(
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many leading elements are equal."""
+    """Count the leading elements that are equal."""
     for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return index

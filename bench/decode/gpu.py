@@ -54,11 +54,11 @@ _ACTOR_TOKENS = 256
 _ACTOR_SETTLE = 16
 _ACTOR_FLAGS = ("--fill-wait-ms", "500", "--no-verify", "--log-level", "warning")
 Arrival = tuple[float, int]
-"""When the step of a delta ended, in seconds, and how many tokens the delta tells of."""
+"""End of a delta's step, in seconds, and how many tokens the delta has."""
 
 
 class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, and how much: `rounds` times `steps` steps of each contender, in turns.
+    """Choices and amounts of a run: `rounds` times `steps` steps of each contender, in turns.
 
     Behind each round come `host_steps` more, for the host's own time of an engine. `ready` names
     engine folders that exist, by `engine/model`. `device` "cpu" is for tests: the same way
@@ -81,7 +81,7 @@ class GPUPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_steps(self) -> int:
-        """Those of a contender, without its prompt."""
+        """Steps of a contender, without its prompt."""
         return _WARM_UP + self.rounds * (self.steps + self.host_steps)
 
 

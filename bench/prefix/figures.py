@@ -1,4 +1,4 @@
-"""What `bench prefix` finds out; pure."""
+"""Figures of `bench prefix`; pure."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -67,7 +67,7 @@ class PrefixFigures(msgspec.Struct, kw_only=True):
 
     @property
     def within_aim(self) -> bool:
-        """Whether no reply differs and nine tenths of what is shared are saved."""
+        """True where no reply differs and nine tenths of what is shared are saved."""
         return self.equal == 1.0 and self.saved_share >= LEAST_SAVED
 
 

@@ -16,7 +16,7 @@ from runtime.prefix.prefix_cache import is_exact
 from runtime.request import CacheUse, RequestOptions
 
 OWN_TOKENS = 32
-"""What each prompt has behind the shared tokens."""
+"""Tokens of each prompt behind the shared ones."""
 REPLY_TOKENS = 16
 _PAGE = 32
 _LONG, _MORE = 1024, 4

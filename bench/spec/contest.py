@@ -17,7 +17,7 @@ from runtime.errors import HearthError
 from runtime.request import RequestOptions
 
 LEAST_SPEEDUP = 0.97
-"""What speculation may cost at most, at any batch size."""
+"""Greatest cost of speculation, at any batch size."""
 Progress = Callable[[int, int], None]
 
 
@@ -112,7 +112,7 @@ def batches(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]
 def metrics_since(
     before: EagleGenerationMetrics, now: EagleGenerationMetrics
 ) -> EagleGenerationMetrics:
-    """What speculation did between two readings of its counters."""
+    """Rounds and tokens of speculation between two readings of its counters."""
     counts = msgspec.structs.asdict(now)
     positions = zip_longest(now.accepted_by_position, before.accepted_by_position, fillvalue=0)
     del counts["accepted_by_position"]

@@ -51,7 +51,7 @@ ALL_CASES = tuple(dict.fromkeys(name for prefix in PREFIXES for name in spec_cas
 
 
 def prefix_of(config: LLMEngineRunnerConfig) -> str:
-    """What the cases of this engine's draft are named after."""
+    """Name of the cases of this engine's draft."""
     if config.device == "cpu":
         return "cpu"
     return "ort-cuda" if config.backend == "onnxruntime" else config.backend
@@ -70,7 +70,7 @@ def shape_name(shape: EagleDraftingConfig) -> str:
 
 
 class SpecChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the caller chose; `plain` is the folder whose vanilla decoding is compared with."""
+    """Choices of the caller; `plain` is the folder whose vanilla decoding is compared with."""
 
     engine: Path
     plain: Path

@@ -1,4 +1,4 @@
-"""Whether greedy replies with speculation are those without, up to near-ties of two tokens."""
+"""Greedy replies with speculation beside those without, up to near-ties of two tokens."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -12,12 +12,12 @@ from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.request import RequestOptions, RowToken
 
 NEAR_TIE = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.1}
-"""How far two log probabilities may be apart to count as equal, by the engine's type."""
+"""Distance at which two log probabilities still count as equal, by the engine's type."""
 _ALTERNATIVES = 8
 
 
 class Divergence(msgspec.Struct, frozen=True):
-    """Where a reply parts from its reference, and by how much the reference's token led."""
+    """Place where a reply parts from its reference, and by how much the reference's token led."""
 
     prompt: int
     place: int
@@ -39,12 +39,12 @@ class VerifyFigures(msgspec.Struct, kw_only=True):
 
     @property
     def largest_gap(self) -> float | None:
-        """That of the near-ties; None where there is none."""
+        """Greatest gap of the near-ties; None where there is none."""
         return max((one.gap for one in self.near_ties), default=None)
 
     @property
     def ok(self) -> bool:
-        """Whether no reply parted but at a near-tie."""
+        """True where no reply parted but at a near-tie."""
         return not self.failures
 
 
@@ -97,7 +97,7 @@ def compare(ours: Replies, reference: Replies, near_tie: float) -> VerifyFigures
 def divergence(
     prompt: int, ours: Sequence[RowToken], reference: Sequence[RowToken]
 ) -> Divergence | None:
-    """Where a reply parts from its reference; None where it does not."""
+    """Find the place where a reply parts from its reference; None where it does not."""
     for place, (one, other) in enumerate(zip(ours, reference, strict=False)):
         if one.token_id != other.token_id:
             return Divergence(prompt, place, _gap(other, one.token_id))

@@ -1,4 +1,4 @@
-"""What a daemon is asked, and where the time goes: pictures one by one, and beside text."""
+"""Questions to a daemon, and where the time goes: pictures one by one, and beside text."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

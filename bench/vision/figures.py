@@ -1,4 +1,4 @@
-"""What `bench vision` tells."""
+"""Figures of `bench vision`."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -92,7 +92,7 @@ class VisionFigures(msgspec.Struct, kw_only=True):
 
 
 class Looks(msgspec.Struct):
-    """What was measured of one size: through the daemon, and seconds by contender and work."""
+    """Measurements of one size: through the daemon, and seconds by contender and work."""
 
     asked: list[Asked] = []
     seconds: dict[str, list[float]] = {}
@@ -153,7 +153,7 @@ def hidden_figures(
     kept: Sequence[float],
     encode_s: float,
 ) -> HiddenFigures:
-    """How much of the encoder hides behind replies; seconds of each pass over the pictures."""
+    """Share of the encoder that hides behind replies; seconds of each pass over the pictures."""
     either = _length([*encodes, *replies])
     encoding, replying = _length(encodes), _length(replies)
     return HiddenFigures(

@@ -14,7 +14,7 @@ from runtime.vision_config import load_vision_config
 
 
 class HearthPictures:
-    """What the decoder process does with a picture, without its memory files."""
+    """Work of the decoder process on a picture, without its memory files."""
 
     def __init__(self, job: PictureJob) -> None:
         config = load_vision_config(Path(job.path))
@@ -34,5 +34,5 @@ class HearthPictures:
         return 0
 
     def gpu_bytes(self) -> int:
-        """It needs no GPU for that."""
+        """Zero: the work needs no GPU."""
         return 0

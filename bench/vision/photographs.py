@@ -19,7 +19,7 @@ class Size(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What its figures go by."""
+        """Name of its figures."""
         return f"{self.width}x{self.height}"
 
 

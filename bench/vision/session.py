@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class VisionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured: an engine folder, and the checkpoint that it was made from for the peer.
+    """Subject of a run: an engine folder, and the checkpoint that it was made from for the peer.
 
     Each size is looked at `rounds` times after a first one that does not count. `seconds` are those
     of each load, `kept` how often a picture that is kept comes again, `passes` and `pictures` those

@@ -1,4 +1,4 @@
-"""What rows with images cost the text beside them."""
+"""Cost of rows with images to the text beside them."""
 
 from collections.abc import Sequence
 from contextlib import closing

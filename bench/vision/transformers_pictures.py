@@ -73,7 +73,7 @@ class TransformersPictures:
             return int(answer.logits[0, -1].argmax())
 
     def gpu_bytes(self) -> int:
-        """What PyTorch has reserved."""
+        """Bytes that PyTorch has reserved."""
         return torch.cuda.max_memory_reserved() if self._device == "cuda" else 0
 
 

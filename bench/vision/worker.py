@@ -24,7 +24,7 @@ _CLASSES = {
 
 
 class PictureJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contender is opened with: an engine folder, or that of a checkpoint."""
+    """Arguments of a contender: an engine folder, or that of a checkpoint."""
 
     contender: Literal["hearth", "transformers"]
     path: str
@@ -55,7 +55,7 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 
 
 class PictureContender(Protocol):
-    """What a worker drives."""
+    """Contender that a worker drives."""
 
     works: list[Work]
 
@@ -63,7 +63,7 @@ class PictureContender(Protocol):
         """Do a piece of work; the token, 0 where none comes of it."""
 
     def gpu_bytes(self) -> int:
-        """What its library has taken of the GPU's memory, the context apart."""
+        """Bytes that its library has taken of the GPU's memory, the context apart."""
 
 
 class PictureWorker:

@@ -1,4 +1,4 @@
-"""How long a captured step takes, alone and in a row."""
+"""Times of a captured step, alone and in a row."""
 
 import statistics
 import time

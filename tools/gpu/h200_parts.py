@@ -1,4 +1,4 @@
-"""What a run on a GPU is made of: parts by name, each a list of commands."""
+"""Parts of a run on a GPU by name, each a list of commands."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ _MARK = "pytest.mark.gpu"
 
 
 class Run(NamedTuple):
-    """What every part may need: where it works, the record, the builder's interpreter."""
+    """Surroundings of every part: where it works, the record, the builder's interpreter."""
 
     work: Path
     record: Path
@@ -42,7 +42,7 @@ class Run(NamedTuple):
         return [*command, "--record", self.file(record)]
 
     def file(self, record: Path) -> str:
-        """Where figures of `record` go; profiles, which are of many commits, stay apart."""
+        """File for figures of `record`; profiles, which are of many commits, stay apart."""
         if self.record == FIGURES:
             return str(record)
         return str(self.record.with_name(record.name) if record == PROFILES else self.record)
@@ -158,7 +158,7 @@ def _step(names: str, *flags: str, daemons: Sequence[str] = ("none",)) -> Comman
 
 
 def _step_files(run: Run) -> list[list[str]]:
-    """What the parts of the step need, all at once, without a GPU."""
+    """Files that the parts of the step need, made all at once, without a GPU."""
     plain, drafted = run.work / "step" / "plain", run.work / "step" / "drafted"
     shutil.rmtree(run.work / "step", ignore_errors=True)
     (run.work / "bench").mkdir(parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ def _step_files_ort(run: Run) -> list[list[str]]:
 
 
 def _step_compile(run: Run) -> list[list[str]]:
-    """What the other parts of the step compile, at once and beside anything; no figures."""
+    """Kernels that the other parts of the step compile, at once and beside anything; no figures."""
     module = [sys.executable, "-m"]
     widths = [*module, "tools.widths", "--cache", str(run.work / "bench")]
     folders = [

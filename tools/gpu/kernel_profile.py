@@ -107,7 +107,7 @@ def _known(kernels: Sequence[Kernel], key: str) -> list[float]:
 
 
 def profiled(line: Sequence[str]) -> str:
-    """What a run of ncu and its program printed, or printed before it was out of time."""
+    """Output of a run of ncu and its program, or what came of it before it was out of time."""
     with subprocess.Popen(  # noqa: S603 - our own program
         line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     ) as process:
@@ -119,7 +119,7 @@ def profiled(line: Sequence[str]) -> str:
 
 
 def profile(ncu: str, module: str, name: str) -> str:
-    """What a module's steps and ncu printed in turns, and behind it the table of their kernels."""
+    """Output of a module's steps and ncu in turns, and behind it the table of their kernels."""
     with TemporaryDirectory() as folder:
         report = Path(folder, "steps.ncu-rep")
         told = profiled(command(ncu, module, name, report))

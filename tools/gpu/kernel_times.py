@@ -74,7 +74,7 @@ def repeated_weights(family: Family) -> dict[str, Array]:
 
 
 def quantised_weights(family: Family, kind: Kind, *, head: bool) -> dict[str, Array]:
-    """Those of `repeated_weights` with matrices, and the head or not, in random integers."""
+    """Weights of `repeated_weights` with matrices, and the head or not, in random integers."""
     random, found, block = np.random.default_rng(1), {}, BLOCKS[kind]
     known: dict[tuple[int, ...], tuple[Array, Array]] = {}
     weights = repeated_weights(family)
@@ -95,7 +95,7 @@ def quantised_weights(family: Family, kind: Kind, *, head: bool) -> dict[str, Ar
 
 
 def tree_options(family: Family) -> dict[str, Any]:
-    """What an engine that is the base of a draft is opened with."""
+    """Options of an engine that is the base of a draft."""
     taps = tuple(sorted({min(1, family.layers - 1), family.layers // 2, family.layers - 1}))
     return {
         "enable_eagle_spec_decode": True,
@@ -187,7 +187,7 @@ class Times:
 
 
 def figures(device: CudaDevice, name: str) -> Iterator[dict[str, Any]]:
-    """What is measured of a model, line by line."""
+    """Figures of a model, line by line."""
     times = Times(device, name)
     yield {"model": name, **times.opened}
     for sizes in (*STEPS, *WIDER):
