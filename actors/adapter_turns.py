@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from actors.admission import PolicySettings
 from actors.executor_messages import Release, Revoke
 from actors.house import HeldRow, House, revoke
+from actors.settings import PolicySettings, Reloadable
 from actors.waiting_queue import Entry, WaitingQueue
 
 _TIMES_PAID = 4
@@ -28,21 +28,17 @@ class AdapterTurns:
     batches a turn is a batch.
     """
 
-    def __init__(self, house: House, queue: WaitingQueue, settings: PolicySettings) -> None:
-        self._house, self._queue = house, queue
-        self._ageing_s = settings.ageing_s
-        self.adopt(settings)
+    def __init__(
+        self, house: House, queue: WaitingQueue, settings: Reloadable[PolicySettings]
+    ) -> None:
+        self._house, self._queue, self._settings = house, queue, settings
+        self._ageing_s = settings.current.ageing_s
         self._active = ""
         # When the turn had its first place and its first token.
         self._placed = self._begun = math.inf
         # Whether its time is over, and only priority prolongs it.
         self._late = False
         self._ended: dict[str, float] = {}
-
-    def adopt(self, settings: PolicySettings) -> None:
-        """Let turns last for other times."""
-        self._turn_s = settings.adapter_turn_s
-        self._synchronous = settings.batching == "synchronous"
 
     @property
     def others_wait(self) -> bool:
@@ -70,7 +66,7 @@ class AdapterTurns:
     def due(self) -> float:
         """When the turn is over; infinite while nobody waits for another adapter."""
         # Whoever was chosen has a place before another is.
-        if self._placed == math.inf or self._synchronous or not self.others_wait:
+        if self._placed == math.inf or self._settings.current.synchronous or not self.others_wait:
             return math.inf
         held = [one for one in self._own if one.asked != "cancel"]
         if not held:
@@ -102,7 +98,7 @@ class AdapterTurns:
 
     def tick(self, now: float) -> list[Revoke | Release]:
         """Let all rows give way whose turn is over: those of the next are lined up meanwhile."""
-        self._late = not self._synchronous and now >= self._limit
+        self._late = not self._settings.current.synchronous and now >= self._limit
         if self.due <= now:
             _, first = min(self._rivals(), key=lambda one: one[0])
             self._end(now)
@@ -131,7 +127,7 @@ class AdapterTurns:
             return math.inf
         taken = sum(row.placed is not None for row in self._own) / self._house.places
         paid = min(_TIMES_PAID * (self._begun - self._placed), _PAID_S)
-        return self._placed + max(taken * self._turn_s, paid)
+        return self._placed + max(taken * self._settings.current.adapter_turn_s, paid)
 
     def _rivals(self) -> Iterator[tuple[float, Entry]]:
         """The first requests of clients for other adapters, with what ranks these."""

@@ -1,33 +1,11 @@
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from actors.messages import ExecutorLimits
+from actors.settings import PolicySettings
 from actors.waiting_queue import Entry
 from runtime.errors import Code
-
-
-class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler may do; times in seconds, `queue_tokens` in prompt tokens.
-
-    `client_queue_share` is how much of the queue one client may take; see `within_share`.
-
-    Rows that are "joining" take any place that frees; "synchronous" ones run in batches, of which
-    the next begins when all rows of the one before have ended. Where requests wait for several
-    adapters each has turns of `adapter_turn_s`.
-    """
-
-    batching: Literal["joining", "synchronous"] = "joining"
-
-    fill_wait_s: float = 0.005
-    hold_s: float = 30.0
-    adapter_turn_s: float = 0.5
-    queue_requests: int = 256
-    queue_tokens: int = 65536
-    client_queue_share: float = 0.75
-    ageing_s: float = 5.0
 
 
 class Refusal(NamedTuple):

@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
     ignore_signals()
     die_with(config.parent)
     die_first()
-    configure_logging(config.log_level, config.log_format)
+    configure_logging(config.logs.log_level, config.logs.log_format)
     structlog.contextvars.bind_contextvars(epoch=config.epoch)
     try:
         with zmq.Context() as context:

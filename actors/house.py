@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.executor_messages import Revoke
+from actors.settings import PolicySettings, Reloadable
 from actors.waiting_queue import Entry
 
 _LESS = 4
@@ -102,8 +103,9 @@ class House:
     A row is held until the executor, or who saw it die, has said what became of it.
     """
 
-    def __init__(self, *, ageing_s: float, hold_s: float) -> None:
-        self._ageing_s, self.hold_s = ageing_s, hold_s
+    def __init__(self, settings: Reloadable[PolicySettings]) -> None:
+        self._settings = settings
+        self._ageing_s = settings.current.ageing_s
         self._rows: dict[int, HeldRow] = {}
         self._usage = _Usage()
         self.places = 0
@@ -115,6 +117,11 @@ class House:
 
     def __iter__(self) -> Iterator[HeldRow]:
         return iter(self._rows.values())
+
+    @property
+    def hold_s(self) -> float:
+        """How long a row may hold its place while others wait."""
+        return self._settings.current.hold_s
 
     @property
     def closed(self) -> bool:

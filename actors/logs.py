@@ -11,16 +11,14 @@ import stat
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, TextIO, cast
+from typing import TextIO, cast
 
 import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from actors.journal import PLACE, PRIORITIES, Journal, journal_entry, leads_to_journald, shaped
-
-Level = Literal["debug", "info", "warning", "error"]
-Format = Literal["auto", "console", "json"]
+from actors.settings import Format, Level
 
 _CONSOLE_LOSS = "lines of the log were lost: {}\n"
 _WHOLE_FROM = 1000

@@ -23,7 +23,7 @@ from actors.encoder_messages import (
     TowerRan,
 )
 from actors.image_work import ImageTimes, PromptImage, Visual
-from actors.logs import Level
+from actors.settings import Level
 from runtime.request import FinishReason, RequestOptions, RowToken
 
 

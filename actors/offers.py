@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from actors.adapter_turns import AdapterTurns
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer, Offered, Revoke
 from actors.fill_wait import FillWait
 from actors.house import HeldRow, House, revoke
+from actors.settings import PolicySettings, Reloadable
 from actors.suspects import Suspects
 from actors.waiting_queue import WaitingQueue
 
@@ -18,21 +18,15 @@ class Offers:
         queue: WaitingQueue,
         suspects: Suspects,
         turns: AdapterTurns,
-        settings: PolicySettings,
+        settings: Reloadable[PolicySettings],
     ) -> None:
         self._house, self._queue, self._suspects, self._turns = house, queue, suspects, turns
-        self._fill_wait = FillWait(settings.fill_wait_s, settings.hold_s)
-        self.adopt(settings)
+        self._settings = settings
+        self._fill_wait = FillWait(settings)
         self._incarnation = 0
         # Since when an executor works, and since when an idle one could wait for company.
         self._begun: float | None = None
         self._fill_from = 0.0
-
-    def adopt(self, settings: PolicySettings) -> None:
-        """Go on by other settings."""
-        self._wait_s = settings.fill_wait_s
-        self._synchronous = settings.batching == "synchronous"
-        self._fill_wait.adopt(settings.fill_wait_s, settings.hold_s)
 
     def arrived(self, now: float) -> None:
         """A request has been admitted."""
@@ -58,7 +52,7 @@ class Offers:
             self._begun = None
             # Who waited for their adapter's turn have waited long enough.
             waited |= self._turns.others_wait
-            self._fill_from = now - self._wait_s if waited else now
+            self._fill_from = now - self._settings.current.fill_wait_s if waited else now
             self._turns.emptied(now)
 
     def start_time(self) -> float | None:
@@ -78,7 +72,7 @@ class Offers:
         """
         house, queue, opened = self._house, self._queue, self._opened()
         if opened is None:
-            if not self._incarnation or self._synchronous:
+            if not self._incarnation or self._settings.current.synchronous:
                 return []
         elif (start := self.start_time()) is None or start > now:
             return []

@@ -32,7 +32,7 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
     """Start the decoder's process, open the tower where it runs here; raises HearthError."""
     started = time.monotonic()
     # Also that of the decoder's process.
-    os.nice(settings.nice)
+    os.nice(settings.own.nice)
     check_identity(Path(settings.engine), settings.identity)
     config = load_vision_config(Path(settings.engine))
     if config is None:
@@ -42,12 +42,13 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
             config,
             settings.pictures,
             settings.patches,
-            timeout_s=settings.image_decode_timeout_s,
-            memory=settings.image_decode_memory_bytes,
+            timeout_s=settings.own.image_decode_timeout_s,
+            memory=settings.own.image_decode_memory_bytes,
         )
         undo.callback(decoder.close)
         tower = None
-        if (settings.options.device or config.device) == "cpu":
+        asked = settings.options.device
+        if (config.device if asked == "auto" else asked) == "cpu":
             tower = _open_tower(settings, config)
             undo.callback(tower.runner.close)
         decoder.wait_ready()
@@ -68,7 +69,7 @@ def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
     """The tower of the engine folder, which has given its known answer."""
     options, folder = settings.options, Path(settings.engine) / VISION_FOLDER
     verify_folder(folder, config, digests=options.verify)
-    threads = EngineOptions(threads=options.threads, spin=options.spin)
+    threads = EngineOptions(threads=settings.own.threads, spin=options.spin)
     with undoing() as undo:
         runner = VisionRunner.open(folder, config, threads, CpuDevice())
         undo.callback(runner.close)

@@ -10,9 +10,9 @@ import msgspec
 
 from actors.addresses import Addresses
 from actors.arena import SharedArena
-from actors.logs import Format, Level
 from actors.mailbox import Sender, ZmqContext
 from actors.messages import ExecutorLimits
+from actors.settings import EncoderOptions, LogSettings
 from actors.supervisor_messages import SupervisorMessage
 from runtime.options import RuntimeOptions
 
@@ -28,8 +28,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     settings: msgspec.Raw
     addresses: Addresses
     parent: int
-    log_level: Level = "info"
-    log_format: Format = "auto"
+    logs: LogSettings = LogSettings()
     epoch: str = ""
     descriptors: tuple[int, ...] = ()
 
@@ -51,9 +50,8 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an encoder needs: the engine folder's absolute path, the arenas, and how to work.
 
-    `options.threads` are those of its tower. Its process runs at niceness `nice`; one that decodes
-    pictures may take `image_decode_timeout_s` for one, and `image_decode_memory_bytes` beside the
-    arenas. `identity` is as an executor's.
+    `options` are the executor's, of which it heeds what its `own` do not say. `identity` is as an
+    executor's.
     """
 
     engine: str
@@ -62,9 +60,7 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     pictures: SharedArena
     patches: SharedArena
     embeddings: SharedArena
-    nice: int = 0
-    image_decode_timeout_s: float = 10.0
-    image_decode_memory_bytes: int = 1 << 30
+    own: EncoderOptions = EncoderOptions()
 
 
 class ReadyActor(NamedTuple):

@@ -16,7 +16,6 @@ from actors.addresses import (
     TOKENIZER,
     WORK_LIMIT,
 )
-from actors.admission import PolicySettings
 from actors.encoder_messages import (
     DropWork,
     Encode,
@@ -51,6 +50,7 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.settings import PolicySettings
 from runtime.errors import HearthError
 
 SEND_TIMEOUT_S = 10.0

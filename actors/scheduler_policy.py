@@ -5,15 +5,7 @@ from collections.abc import Iterable
 
 from actors import encodings
 from actors.adapter_turns import AdapterTurns
-from actors.admission import (
-    ADAPTER_GONE,
-    EXPIRED,
-    GUILTY,
-    PolicySettings,
-    Refusal,
-    queue_refusal,
-    size_refusal,
-)
+from actors.admission import ADAPTER_GONE, EXPIRED, GUILTY, Refusal, queue_refusal, size_refusal
 from actors.encodings import Encodings, ImageArenas
 from actors.executor_messages import Offer, Release, Revoke, Unpin
 from actors.first_places import Claim, FirstPlaces
@@ -34,6 +26,7 @@ from actors.messages import (
 )
 from actors.offers import Offers
 from actors.releases import Releases
+from actors.settings import PolicySettings, Reloadable
 from actors.suspects import Suspects
 from actors.waiting_queue import Entry
 from actors.waiting_room import WaitingRoom
@@ -71,19 +64,18 @@ class SchedulerPolicy:
     """
 
     def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
-        self._settings = settings
-        self._synchronous = settings.batching == "synchronous"
+        self._settings = Reloadable(settings)
         self._room = WaitingRoom(settings.ageing_s)
         self._queue = self._room.queue
-        self._house = House(ageing_s=settings.ageing_s, hold_s=settings.hold_s)
-        self._turns = AdapterTurns(self._house, self._queue, settings)
+        self._house = House(self._settings)
+        self._turns = AdapterTurns(self._house, self._queue, self._settings)
         self._first_places = FirstPlaces(self._house, self._queue, self._turns)
         # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
         self._limbo: dict[int, HeldRow] = {}
         self._suspects = Suspects()
         self._images = Encodings(self._room, self._suspects, arenas)
         self._releases = Releases(self._house, self._queue, self._suspects)
-        self._offers = Offers(self._house, self._queue, self._suspects, self._turns, settings)
+        self._offers = Offers(self._house, self._queue, self._suspects, self._turns, self._settings)
         self._limits: ExecutorLimits | None = None
         self._incarnation = 0
         self._present = False
@@ -95,11 +87,7 @@ class SchedulerPolicy:
 
         What has been admitted stays, also where less would be now.
         """
-        self._settings = settings
-        self._synchronous = settings.batching == "synchronous"
-        self._house.hold_s = settings.hold_s
-        self._offers.adopt(settings)
-        self._turns.adopt(settings)
+        self._settings.current = settings
 
     def submit(self, message: Submit, now: float) -> list[Decision]:
         """Admit a request or refuse it; of two with one number the first alone is heard."""
@@ -107,15 +95,15 @@ class SchedulerPolicy:
         if self._is_open(request.rid):
             return []
         entry = Entry(request, message.token_ids, message.encoded, now, images=message.images)
-        refusal = size_refusal(entry, self._settings, self._limits)
+        refusal = size_refusal(entry, self._settings.current, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = EXPIRED
         self._suspects.forget(now)
         if refusal is None and self._suspects.is_guilty(entry):
             refusal = GUILTY
         own = self._tokens_of(request.client)
-        refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings)
-        share = self._settings.client_queue_share
+        refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings.current)
+        share = self._settings.current.client_queue_share
         refusal = refusal or self._images.admit(entry, self._is_open, share)
         if refusal is not None:
             self._refused += 1
@@ -211,7 +199,7 @@ class SchedulerPolicy:
         self._offers.executor_ready(message.incarnation, now)
         self._images.executor_ready()
         for entry in list(self._room):
-            refusal = size_refusal(entry, self._settings, limits)
+            refusal = size_refusal(entry, self._settings.current, limits)
             if refusal is None:
                 decisions += self._accept(entry)
                 continue
@@ -265,13 +253,16 @@ class SchedulerPolicy:
         else:
             self._house.claimant = claim.entry
             decisions += [*self._offers.next(now), *self._first_places.admit(claim)]
-        return [*decisions, *self._releases.due(now, synchronous=self._synchronous)]
+        return [
+            *decisions,
+            *self._releases.due(now, synchronous=self._settings.current.synchronous),
+        ]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
         times = [self._room.next_deadline, self._offers.start_time()]
         times += [row.deadline for row in self._house if row.asked != "cancel"]
-        times += self._releases.times(synchronous=self._synchronous)
+        times += self._releases.times(synchronous=self._settings.current.synchronous)
         if (turn := self._turns.due) < math.inf:
             times.append(turn)
         # One that is due already waits for word of the executor.
@@ -344,7 +335,7 @@ class SchedulerPolicy:
     def _claim(self, now: float) -> Claim | None:
         if self._house.closed or not self._present:
             return None
-        claim = self._first_places.next(now, synchronous=self._synchronous)
+        claim = self._first_places.next(now, synchronous=self._settings.current.synchronous)
         return None if claim is None or self._suspects.runs_alone(claim.entry) else claim
 
     def _expire(self, now: float) -> list[Decision]:

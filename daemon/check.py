@@ -9,10 +9,10 @@ from typing import Literal, TypeVar, get_args
 import msgspec
 
 from daemon.configuration.settings import Settings
+from daemon.engine_settings import runtime_options
 from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.kernel_cache import KernelCache, kernel_cache
 from daemon.sight import most_tokens
-from daemon.wiring import runtime_options
 from runtime.config import PlanRecord
 from runtime.decoding.answer_check import AnswerReport
 from runtime.decoding.assembly import share_context_memory
@@ -168,7 +168,7 @@ def inspect_engine(
         capacity=deployment.capacity,
         chosen=deployment.chosen,
         max_prompt_tokens=min(config.max_supported_input_length, deployment.capacity - 1),
-        threads=settings.threads or (physical_cores() if config.device == "cpu" else 0),
+        threads=settings.runtime.threads or (physical_cores() if config.device == "cpu" else 0),
         outdated=config.outdated,
         speculation=_speculation(deployment),
         memory=memory.parts,
@@ -240,7 +240,7 @@ def _with_tower_answer(report: Report, settings: Settings, folder: Path) -> Towe
     if report.tower is None or config is None:
         return None
     folder /= VISION_FOLDER
-    options = EngineOptions(threads=settings.threads, spin=settings.spin)
+    options = EngineOptions(threads=settings.runtime.threads, spin=settings.runtime.spin)
     with (
         closing(open_device("cuda" if report.device == "cuda" else "cpu")) as device,
         closing(VisionRunner.open(folder, config, options, device)) as runner,

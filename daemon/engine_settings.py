@@ -1,22 +1,48 @@
 """Whether an engine folder can be served as settings say, at a start and before a reload."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 from msgspec import structs
 
+from daemon.configuration.places import adapters_folder
 from daemon.configuration.settings import Settings
 from daemon.shipped import engine_folder, same_engine
 from daemon.supervision.file_watch import WatchedFile
-from daemon.wiring import runtime_options
+from runtime.cache_folder import cache_folder
 from runtime.config import config_file, load_config
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.engine_folder import DRAFT_FOLDER, engine_identity
+from runtime.errors import HearthError
+from runtime.options import RuntimeOptions
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, load_vision_config
+from runtime.weights.external_weight_manager import ExternalWeightManager
 
 _MAPPED = (".safetensors", ".onnx", ".data", ".plan")
 """Names of files with weights end like this; others are read once."""
+
+
+def runtime_options(settings: Settings) -> RuntimeOptions:
+    """The runtime's section with what follows from others, and absolute paths.
+
+    Raises `invalid_value` for room behind a prefix cache that is not there.
+    """
+    own = settings.runtime
+    for name in ("prefix_host_bytes", "prefix_disk_bytes"):
+        if getattr(own, name) and not own.prefix_cache_bytes:
+            what = f"{name} is for what finds no room in prefix_cache_bytes, which is 0"
+            raise HearthError("invalid_value", what, name)
+    folder = str(Path(own.prefix_folder or cache_folder() / "prefix").absolute())
+    return structs.replace(
+        own,
+        image_memory=settings.door.images_in_flight_bytes + settings.encoder.image_cache_bytes,
+        prefix_folder=folder if own.prefix_disk_bytes else "",
+        adapters=str(adapters_folder(own.adapters, os.environ)),
+        weights=str(Path(own.weights).absolute()) if own.weights else "",
+    )
 
 
 def deployment_of(settings: Settings, engine: Path) -> DeploymentConfig:
@@ -48,7 +74,7 @@ def engine_files(settings: Settings, engine: Path) -> EngineFiles:
     """The files of an engine folder; none of a simulated engine, which maps none."""
     config, tower = load_config(engine), load_vision_config(engine)
     identity = engine_identity(engine)
-    if "simulated" in (settings.engine_kind, config.backend):
+    if "simulated" in (settings.runtime.engine_kind, config.backend):
         return EngineFiles(identity)
     names = config.files.keys() - set(config.external_weight_files)
     decoders = [*_files(engine, [*names, config_file(config)])]
@@ -58,7 +84,8 @@ def engine_files(settings: Settings, engine: Path) -> EngineFiles:
     seen = [] if tower is None else [*tower.files, VISION_CONFIG_FILE]
     towers = tuple(_files(engine / VISION_FOLDER, seen))
     # On a CPU the encoder runs the tower: the executor compares its files, no more.
-    device = config.device if settings.device == "auto" else settings.device
+    asked = settings.runtime.device
+    device = config.device if asked == "auto" else asked
     decoders += (one._replace(mapped=one.mapped and device == "cuda") for one in towers)
     own = tuple(_files(engine, config.external_weight_files))
     return EngineFiles(identity, tuple(decoders), own, towers)
@@ -82,3 +109,24 @@ def check_settings(read: Settings, running: Settings, engine: Path) -> None:
     else:
         # The shipped model's engine may have to be built first.
         runtime_options(read)
+
+
+async def verify_weights(
+    read: Settings, running: Settings, engine: Path, *, exchanged: bool = False
+) -> None:
+    """Compare every byte of weights that are to be served from now on with their digest.
+
+    Where files that are served were `exchanged` all of the engine's are compared. Who waits for an
+    answer meanwhile is not held up. Raises `weights_invalid` and `engine_corrupt`.
+    """
+    options, same = runtime_options(read), runtime_options(running).weights
+    if not options.verify or read.engine != running.engine:
+        return
+    if exchanged:
+        await anyio.to_thread.run_sync(load_deployment, engine, options)
+        return
+    if options.weights in {"", same}:
+        return
+    weights = ExternalWeightManager.open(engine, load_config(engine), options.weights)
+    if weights is not None:
+        await anyio.to_thread.run_sync(weights.verify)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from actors.logs import Log
-from daemon import wiring
 from daemon.configuration.settings import Settings
 from daemon.control.messages import CancelRequest, ControlRequest, Metrics, MetricsText, Top, Trace
 from daemon.control.server import Handler
@@ -19,6 +18,7 @@ from daemon.tracing.otlp import open_spans
 from daemon.tracing.overview import Overview
 from runtime.config import LLMEngineRunnerConfig
 from runtime.memory.system import available_memory
+from runtime.version import VERSION
 
 
 class Observers:
@@ -40,7 +40,7 @@ class Observers:
         self._log = log
         self._opened = opened
         self._history = History()
-        self._metrics = DaemonMetrics(wiring.metrics_info(model, config), self._look)
+        self._metrics = DaemonMetrics(metrics_info(model, config), self._look)
         self.on_step = self._metrics.gaps.step
         self.listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
         self._spans = open_spans(model) if settings.traces == "otlp" else None
@@ -78,7 +78,8 @@ class Observers:
         door = self._door
         return Look(
             state=door.state.life.state,
-            settings=door.settings,
+            settings=door.state.settings.current,
+            queue=door.state.queue.current,
             clients=door.clients,
             totals=door.state.totals,
             refusals=door.state.refusals,
@@ -93,3 +94,15 @@ class Observers:
             free=available_memory(),
             pictures=None if door.state.pictures is None else door.state.pictures.bytes,
         )
+
+
+def metrics_info(model: str, config: LLMEngineRunnerConfig) -> dict[str, str]:
+    """What the metrics say of build and model."""
+    return {
+        "version": VERSION,
+        "model": model,
+        "backend": config.backend,
+        "device": config.device,
+        "dtype": config.dtype,
+        "quantization": config.weight_quantization,
+    }

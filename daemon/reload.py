@@ -2,32 +2,7 @@
 
 from typing import NamedTuple
 
-from msgspec import structs
-
-from daemon.configuration.settings import FIELDS, Settings
-
-RELOADABLE = frozenset(
-    {
-        "adapter_turn_ms",
-        "batching",
-        "client_memory_mb",
-        "client_queue_share",
-        "clients",
-        "drain_s",
-        "fill_wait_ms",
-        "hold_s",
-        "lease_s",
-        "load_timeout_s",
-        "log_level",
-        "progress_timeout_s",
-        "queue_requests",
-        "queue_tokens",
-        "requests_per_client",
-        "restart_limit",
-        "weights",
-    }
-)
-"""Settings that a reload takes over; docs/configuration.md marks them."""
+from daemon.configuration.settings import SETTINGS, Settings, replaced
 
 
 class Change(NamedTuple):
@@ -43,9 +18,10 @@ class Change(NamedTuple):
 
 def change_to(running: Settings, read: Settings) -> Change:
     """What becomes of the settings that run where others are read."""
-    differ = [name for name in FIELDS if getattr(running, name) != getattr(read, name)]
+    differ = [one for one in SETTINGS.values() if one.of(running) != one.of(read)]
     # Weights are made for an engine: those of the next one wait for it.
-    at_once = RELOADABLE - {"weights"} if "engine" in differ else RELOADABLE
-    changed = [name for name in differ if name in at_once]
-    taken = structs.replace(running, **{name: getattr(read, name) for name in changed})
-    return Change(taken, changed, [name for name in differ if name not in at_once])
+    waits = "weights" if running.engine != read.engine else ""
+    taken = [one for one in differ if one.declared.reloads and one.name != waits]
+    settings = replaced(running, **{one.name: one.of(read) for one in taken})
+    changed = [one.name for one in taken]
+    return Change(settings, changed, [one.name for one in differ if one.name not in changed])

@@ -39,21 +39,26 @@ from actors.private_folder import private_folder
 from actors.scheduler import SchedulerActor, open_scheduler
 from actors.supervisor_messages import ActorReady, SupervisorMessage
 from actors.tokenizer import TokenizerActor, open_tokenizer
-from daemon import wiring
+from daemon.actor_plans import encoder_plan, executor_plan, executor_ready
 from daemon.adapters.keeper import open_adapters
 from daemon.configuration.settings import Settings
 from daemon.connections import StreamServer
 from daemon.control.messages import Reload, Reloaded, control_path
 from daemon.control.server import ControlServer
+from daemon.door.facts import DoorFacts, door_facts, within
 from daemon.door.front_door import FrontDoor
 from daemon.door.keys import keys_of
-from daemon.door.settings import DoorFacts
-from daemon.engine_settings import check_settings, deployment_of, engine_files
+from daemon.engine_settings import (
+    check_settings,
+    deployment_of,
+    engine_files,
+    runtime_options,
+    verify_weights,
+)
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
 from daemon.notify import notify, reloading, tell_state
 from daemon.observers import Observers
-from daemon.other_weights import verify_weights
 from daemon.reload import change_to
 from daemon.sight import most_tokens, open_sight
 from daemon.signals import Asked, lose_patience
@@ -85,7 +90,8 @@ def serve(
     HearthError; without it they stay. `send_again` sends the signals that were held until now,
     when there is somebody to hear them.
     """
-    log = configure_logging(settings.log_level, settings.log_format)
+    log = configure_logging(settings.logs.log_level, settings.logs.log_format)
+    _warn_of(settings)
     try:
         deployment = deployment_of(settings, engine)
         read = read or (lambda: settings)
@@ -96,6 +102,12 @@ def serve(
         tell_state(Life().failed(reason.message))
         _log.error(reason.message, code=reason.code, field=reason.field)
         return exit_code(reason)
+
+
+def _warn_of(settings: Settings) -> None:
+    """Tell of old names, whatever the log level is: the next version does not take them."""
+    for reason in settings.warnings:
+        certain_log("hearth").warning("settings have other names now", reason=reason)
 
 
 async def _serve(
@@ -150,7 +162,7 @@ class Service:
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._scheduler: SchedulerActor | None = None
         self._tokenizer: TokenizerActor | None = None
-        self._keys = keys_of(settings.tcp_port, settings.keys, os.environ)
+        self._keys = keys_of(settings.door.tcp_port, settings.door.keys, os.environ)
         self._adapters = open_adapters(
             settings,
             engine,
@@ -185,7 +197,7 @@ class Service:
         ]
         self._watchdog = Watchdog(
             lambda: worst(one.pulse for one in self._supervisors),
-            settings.load_timeout_s,
+            lambda: self._settings.supervision.load_timeout_s,
             os.environ,
         )
 
@@ -241,16 +253,18 @@ class Service:
             context, self._engine, sockets.tokenizer, sight and sight.prompt_images
         )
         self._limit_images()
-        policy, arenas = wiring.policy_settings(self._settings), sight and sight.arenas()
-        self._scheduler = open_scheduler(context, policy, arenas, sockets.scheduler)
+        arenas = sight and sight.arenas()
+        self._scheduler = open_scheduler(
+            context, self._settings.scheduler, arenas, sockets.scheduler
+        )
         return self._tokenizer, self._scheduler
 
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
-        told = wiring.executor_ready(ready, addresses)
+        told = executor_ready(ready, addresses)
         await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
         if not self._life.serves:
             return
-        self._fitting = wiring.within(self._config, told.limits), ready.facts
+        self._fitting = within(self._config, told.limits), ready.facts
         self._note_weights(str(ready.facts.get("weights_sha256", "")))
         self._adapters.executor_ready(ready.adapters, str(ready.facts.get("weights", "")))
         self._limit_images()
@@ -294,7 +308,7 @@ class Service:
 
     def _place(self) -> str:
         """What a command needs to find this daemon."""
-        return f" --socket {self._door.path}" if self._settings.socket else ""
+        return f" --socket {self._door.path}" if self._settings.door.socket else ""
 
     async def _executor_lost(self, reason: str) -> None:
         self._adapters.executor_lost()
@@ -325,7 +339,8 @@ class Service:
     def _make_door(self) -> FrontDoor:
         inbox: Receiver[DoorMessage] = Receiver(self._context, [DOOR], DoorMessage, WORK_LIMIT)
         return FrontDoor(
-            wiring.door_settings(self._settings),
+            self._settings.door,
+            self._settings.scheduler,
             inbox=self._opened.enter_context(inbox),
             to_tokenizer=self._sender(TOKENIZER),
             to_scheduler=self._sender(SCHEDULER),
@@ -340,7 +355,7 @@ class Service:
     def _facts(self) -> DoorFacts:
         config, facts = self._fitting
         seen = self._sight.facts if self._sight is not None else {}
-        told = wiring.door_facts(self._settings, self._name, config, facts | seen)
+        told = door_facts(self._settings.scheduler, self._name, config, facts | seen)
         return structs.replace(told, adapters=self._adapters.names)
 
     def _open_control(self) -> list[ControlServer]:
@@ -367,10 +382,12 @@ class Service:
                 if exchanged:
                     check_identity(self._engine, self._files.identity)
                 await verify_weights(read, self._settings, self._engine, exchanged=bool(exchanged))
-                keys = keys_of(self._settings.tcp_port, self._settings.keys, os.environ)
+                own = self._settings.door
+                keys = keys_of(own.tcp_port, own.keys, os.environ)
             except HearthError as error:
                 _log.error("not reloaded", reason=error.message, code=error.code, field=error.field)
                 raise
+            _warn_of(read)
             self._settings, changed, needs_restart = change_to(self._settings, read)
             self._adopt(self._settings)
             if exchanged and "weights" not in changed:
@@ -389,26 +406,25 @@ class Service:
             return Reloaded(changed, needs_restart)
 
     def _adopt(self, settings: Settings) -> None:
-        set_level(settings.log_level)
-        self._door.adopt(wiring.door_settings(settings))
+        set_level(settings.logs.log_level)
+        self._door.adopt(settings.door, settings.scheduler)
         self._door.tell(facts=self._facts())
         if self._scheduler is not None:
-            self._scheduler.adopt(wiring.policy_settings(settings))
+            self._scheduler.adopt(settings.scheduler)
         self._limit_images()
         for supervisor, plan in zip(self._supervisors, self._plans(settings), strict=True):
             supervisor.adopt(plan)
-        self._watchdog.adopt(settings.load_timeout_s)
 
     def _plans(self, settings: Settings) -> list[ActorPlan]:
         engine, epoch, sight = self._engine, self._door.epoch, self._sight
-        files = self._files.of_executor(wiring.runtime_options(settings).weights)
+        files = self._files.of_executor(runtime_options(settings).weights)
         identity = self._files.identity
-        plans = [wiring.executor_plan(settings, engine, epoch, sight, files, identity=identity)]
+        plans = [executor_plan(settings, engine, epoch, sight, files, identity=identity)]
         if sight is None:
             return plans
         # On a GPU the executor has the tower.
         tower = tuple(one for one in self._files.tower if one._replace(mapped=False) in files)
-        encoder = wiring.encoder_plan(settings, engine, epoch, sight, tower, identity=identity)
+        encoder = encoder_plan(settings, engine, epoch, sight, tower, identity=identity)
         return [*plans, encoder]
 
     def _supervise(self, plan: ActorPlan, listeners: Listeners) -> Supervisor:

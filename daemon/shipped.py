@@ -44,9 +44,9 @@ def engine_folder(
 
 def wants_kernels(settings: Settings) -> bool:
     """Whether the shipped model is to run on kernels: on a GPU, where no other kind is named."""
-    if settings.engine_kind == "auto":
-        return settings.device == "cuda"
-    return settings.engine_kind == "kernels"
+    if settings.runtime.engine_kind == "auto":
+        return settings.runtime.device == "cuda"
+    return settings.runtime.engine_kind == "kernels"
 
 
 def same_engine(one: Settings, other: Settings) -> bool:

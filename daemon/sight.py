@@ -75,9 +75,9 @@ def open_sight(
     image_tokens = most_tokens(settings, config)
     return Sight(
         config=vision,
-        pictures=arena("pictures", settings.images_in_flight_bytes),
+        pictures=arena("pictures", settings.door.images_in_flight_bytes),
         patches=arena("patches", _patches_size(vision, image_tokens)),
-        embeddings=arena("embeddings", settings.image_cache_bytes),
+        embeddings=arena("embeddings", settings.encoder.image_cache_bytes),
         token_bytes=token_bytes,
         image_tokens=image_tokens,
     )
@@ -86,7 +86,8 @@ def open_sight(
 def most_tokens(settings: Settings, config: LLMEngineRunnerConfig) -> int:
     """How many tokens one picture, or video, becomes at the most."""
     longest = min(config.max_supported_input_length, config.max_kv_cache_capacity - 1)
-    return settings.image_tokens or max(1, min(longest, settings.queue_tokens) // 2)
+    most = max(1, min(longest, settings.scheduler.queue_tokens) // 2)
+    return settings.door.image_tokens or most
 
 
 def _patches_size(vision: VisionConfig, tokens: int) -> int:

@@ -52,35 +52,31 @@ class Watchdog:
     """Speaks while the event loop turns, which runs it, and the supervisor is well.
 
     So an executor that hangs is the supervisor's business, and a daemon that hangs the manager's.
-    A start is extended up to `load_s` of the supervisor's clock.
+    A start is extended up to `load_s()` of the supervisor's clock.
     """
 
     def __init__(
-        self, pulse: Callable[[], Pulse], load_s: float, environ: Mapping[str, str]
+        self, pulse: Callable[[], Pulse], load_s: Callable[[], float], environ: Mapping[str, str]
     ) -> None:
         self._pulse = pulse
         self._watched_s = watched_s(environ)
-        self._until: float | None = load_s
+        self._last: Callable[[], float] | None = load_s
         self._wake = anyio.Event()
 
     def serves(self) -> None:
         """The start is over."""
-        self._until = None
-
-    def adopt(self, load_s: float) -> None:
-        """A start that goes on may take up to `load_s` of the supervisor's clock."""
-        if self._until is not None:
-            self._until = load_s
+        self._last = None
 
     def stops(self, within_s: float) -> None:
         """A stop has begun that takes at most `within_s`."""
-        self._until = self._pulse().now + within_s
+        until = self._pulse().now + within_s
+        self._last = lambda: until
         self._wake.set()
 
     @property
     def pause_s(self) -> float:
         """Until it speaks again: at least three times in the manager's interval."""
-        return min(math.inf if self._until is None else _TICK_S, (self._watched_s or math.inf) / 3)
+        return min(math.inf if self._last is None else _TICK_S, (self._watched_s or math.inf) / 3)
 
     def words(self) -> list[str]:
         """What is to be said now."""
@@ -89,8 +85,9 @@ class Watchdog:
         if is_well(pulse):
             if self._watched_s is not None:
                 said.append("WATCHDOG=1")
-            if self._until is not None and pulse.now < self._until:
-                wait_s = min(_WINDOW_S, self._until - pulse.now)
+            until = None if self._last is None else self._last()
+            if until is not None and pulse.now < until:
+                wait_s = min(_WINDOW_S, until - pulse.now)
                 said.append(f"EXTEND_TIMEOUT_USEC={math.ceil(wait_s * 1e6)}")
         return said
 

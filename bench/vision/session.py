@@ -193,7 +193,7 @@ class VisionSession:
             uvloop.run(rates(daemon.socket, files, self._plan.seconds, texts=texts, images=images))
             for texts, images in ((CLIENTS, 0), (0, CLIENTS), (CLIENTS, CLIENTS))
         ]
-        return beside_figures(*found, nice=Settings().encoder_nice, clients=CLIENTS)
+        return beside_figures(*found, nice=Settings().encoder.nice, clients=CLIENTS)
 
     def _hidden(self, daemon: OwnDaemon, asks: Asker) -> HiddenFigures:
         plan, picture = self._plan, self._photographs[_MIDDLE]

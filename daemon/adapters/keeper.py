@@ -225,5 +225,5 @@ def open_adapters(
     """Keep the adapters of the state directory for an engine; see `AdapterKeeper`."""
     # A simulated engine takes what the folder's own does.
     exported = load_config(engine) if config.backend == "simulated" else config
-    folder = AdapterFolder(adapters_folder(settings.adapters, os.environ))
+    folder = AdapterFolder(adapters_folder(settings.runtime.adapters, os.environ))
     return AdapterKeeper(folder, exported, tell=tell, gone=gone, served=served)

@@ -46,7 +46,7 @@ Start here:
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
-Settings: hearth serve --help, or docs/configuration.md.
+Settings: hearth serve --help-all, or docs/configuration.md.
 """
 
 

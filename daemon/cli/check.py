@@ -18,6 +18,7 @@ from daemon.cli.console import out, progress_bar, size, table
 from daemon.cli.errors import FAILED, Failure
 from daemon.cli.options import json_option, settings_from, settings_options
 from daemon.configuration.settings import Settings
+from daemon.engine_settings import runtime_options
 from daemon.kernel_cache import (
     KernelCache,
     Progress,
@@ -28,7 +29,6 @@ from daemon.kernel_cache import (
     targets_of,
 )
 from daemon.shipped import engine_folder, wants_kernels
-from daemon.wiring import runtime_options
 from runtime.config import load_config
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
@@ -48,9 +48,7 @@ from runtime.executor.tensorrt.manifest import RTX_GPUS, built_by
     "max_batch",
     "capacity",
     "speculation",
-    "drafting_top_k",
-    "drafting_step",
-    "verify_tree_size",
+    "draft_tree",
     "lookup_tokens",
 )
 @click.option(
@@ -110,8 +108,8 @@ def check(
     if report.bindings:
         out().print()
         out().print(table([_bound(one) for one in report.bindings]))
-    if report.outdated:
-        out().print(f"[yellow]warning[/] {escape(report.outdated)}")
+    for warning in (*settings.warnings, *([report.outdated] if report.outdated else [])):
+        out().print(f"[yellow]warning[/] {escape(warning)}")
     if not report.ok:
         raise Failure(f"this cannot be served: {report.reason}")
     out().print("[green]ready[/]: start it with hearth serve and the same options")

@@ -18,7 +18,7 @@ _START_S = 120.0
 
 def daemon_address(socket: str | None) -> str | None:
     """`socket` when given, else that of the settings; None for the agreed place."""
-    return socket or load_settings().socket or None
+    return socket or load_settings().door.socket or None
 
 
 @contextmanager

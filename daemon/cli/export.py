@@ -168,7 +168,7 @@ def _drift(drift: Drift) -> str:
 def _warnings(folder: Path) -> Iterator[str]:
     """What `hearth serve` would say of the new folder on this machine."""
     from daemon.check import inspect_engine  # noqa: PLC0415 - slow import
-    from daemon.configuration.settings import Settings  # noqa: PLC0415 - likewise
+    from daemon.configuration.settings import settings_of  # noqa: PLC0415 - likewise
     from runtime.vision_config import load_vision_config  # noqa: PLC0415 - likewise
 
     if not (folder / TEMPLATE_FILE).exists():
@@ -176,7 +176,7 @@ def _warnings(folder: Path) -> Iterator[str]:
     if (tower := load_vision_config(folder)) is not None:
         yield _smaller(tower)
     try:
-        reason = inspect_engine(Settings(verify=False), folder).reason
+        reason = inspect_engine(settings_of(verify=False), folder).reason
     except HearthError as error:
         reason = error.message
     if reason is not None:

@@ -18,7 +18,7 @@ def _in_folder(command: Command) -> Command:
 
 
 def _folder(config: Path | None, keys: str | None) -> Path:
-    return store.keys_folder(settings_from(config, {"keys": keys}).keys, os.environ)
+    return store.keys_folder(settings_from(config, {"keys": keys}).door.keys, os.environ)
 
 
 @click.group()

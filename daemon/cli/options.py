@@ -9,8 +9,9 @@ import click
 
 from daemon.cli.errors import wrong_usage
 from daemon.configuration.load import check_flags, load_settings
-from daemon.configuration.settings import FIELDS, GROUPS, Settings
-from daemon.configuration.words import description, shown
+from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of
+from daemon.configuration.words import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -67,8 +68,32 @@ def refuse_without(owner: str, given: Mapping[str, Any]) -> None:
             raise click.UsageError(f"--{name.replace('_', '-')} is for {owner}")
 
 
+_ALL = "hearth.help_all"
+
+
+def _show_all(ctx: click.Context, _param: click.Parameter, asked: object) -> None:
+    if asked:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_all,
+    help="Show this message with the settings for experts too.",
+)
+
+
 class SettingsCommand(click.Command):
-    """A command with all settings, which its help shows by groups."""
+    """A command with all settings, which its help shows by groups; `--help` those of guides."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """As click does, with `--help-all` behind `--help`."""
+        return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does, with the settings behind the other options."""
@@ -78,6 +103,8 @@ class SettingsCommand(click.Command):
             if (record := param.get_help_record(ctx)) is not None
         }
         grouped = {title: [records.pop(name) for name in names] for title, names in GROUPS.items()}
+        if not ctx.meta.get(_ALL):
+            del grouped["Settings for experts"]
         for title, rows in {"Options": list(records.values()), **grouped}.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
@@ -87,7 +114,11 @@ def settings_options(*names: str) -> Callable[[Command], Command]:
     """Add `--config` and a flag for each named setting (all of them without names)."""
 
     def decorate(command: Command) -> Command:
-        for name in reversed(names or tuple(FIELDS)):
+        asked = names or tuple(SETTINGS)
+        if "draft_tree" in asked:
+            for name in OLD_NAMES:
+                command = click.option(flag_of(name), name, default=None, hidden=True)(command)
+        for name in reversed(asked):
             command = _setting_option(name)(command)
         config = click.option(
             "--config",
@@ -111,12 +142,11 @@ def settings_from(config: Path | None, flags: dict[str, Any]) -> Settings:
 
 
 def _setting_option(name: str) -> Callable[[Command], Command]:
-    field = FIELDS[name]
-    flag = "--" + name.replace("_", "-")
-    text = description(field.type)
-    if field.default != "":
-        text += f"  [{shown(field.default)}]"
-    if isinstance(field.default, bool):
+    setting, flag = SETTINGS[name], flag_of(name)
+    default, text = setting.default, setting.declared.description
+    if default not in ("", None):
+        text += f"  [{shown(default)}]"
+    if isinstance(default, bool):
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-    metavar = {int: "N", float: "X"}.get(type(field.default), "TEXT")
+    metavar = {int: "N", float: "X"}.get(type(default), "TEXT")
     return click.option(flag, name, default=None, metavar=metavar, help=text)

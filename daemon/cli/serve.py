@@ -42,7 +42,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     Asked(os.environ).nothing_to_reload()
     try:
         settings = _read(config, flags)
-        check_free(settings.socket, os.environ)
+        check_free(settings.door.socket, os.environ)
         with progress_bar() as progress:
             told, kernels = _told_to_the_manager(progress), wants_kernels(settings)
             folder = engine_folder(settings.engine, told, kernels=kernels)
@@ -73,8 +73,8 @@ def _told_to_the_manager(progress: Progress) -> Progress:
 
 def _read(config: Path | None, flags: dict[str, Any]) -> Settings:
     settings = settings_from(config, flags)
-    check_place(settings.socket, os.environ)
-    make_room(settings.clients)
-    if settings.tcp_port:
-        read_keys(keys_folder(settings.keys, os.environ))
+    check_place(settings.door.socket, os.environ)
+    make_room(settings.door.clients)
+    if settings.door.tcp_port:
+        read_keys(keys_folder(settings.door.keys, os.environ))
     return settings

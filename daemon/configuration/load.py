@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from daemon.configuration.settings import FIELDS, Settings
+from daemon.configuration.old_names import OLD_NAMES, tree_of, warning_of
+from daemon.configuration.settings import SETTINGS, Settings, replaced
 from daemon.configuration.sources import Source, environment_source, file_source, flag_source
 from daemon.configuration.words import allowed, nearest
 from runtime.errors import HearthError
@@ -27,13 +29,23 @@ def load_settings(
     environ = os.environ if environ is None else environ
     sources = [
         file_source(_file_of(config, environ, system_file)),
-        environment_source(environ, FIELDS),
+        environment_source(environ, [*SETTINGS, *OLD_NAMES]),
         flag_source(flags or {}),
     ]
     merged: dict[str, Any] = {}
     for source in sources:
         merged.update(_checked(source))
-    return Settings(**merged)
+    old = {name: merged.pop(name) for name in OLD_NAMES if name in merged}
+    if not old:
+        return replaced(Settings(), **merged)
+    if "draft_tree" in merged:
+        name = next(iter(old))
+        where = next(one for one in reversed(sources) if name in one.values).describe(name)
+        text = f"{where}: draft_tree is given as well, which is all three sizes: leave {name} out"
+        raise HearthError("invalid_value", text, name)
+    tree = tree_of(old)
+    settings = replaced(Settings(), **merged, draft_tree=tree)
+    return structs.replace(settings, warnings=(warning_of(tree),))
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
@@ -55,22 +67,26 @@ def _file_of(config: Path | None, environ: Mapping[str, str], system_file: Path)
 
 def _checked(source: Source) -> dict[str, Any]:
     for name in source.values:
-        if name not in FIELDS:
+        if name not in SETTINGS and name not in OLD_NAMES:
             raise HearthError(
                 "invalid_value",
-                f"{source.describe(name)}: there is no such setting{nearest(name, FIELDS)}",
+                f"{source.describe(name)}: there is no such setting{nearest(name, SETTINGS)}",
                 name,
             )
     return {name: _convert(source, name, value) for name, value in source.values.items()}
 
 
 def _convert(source: Source, name: str, value: Any) -> Any:
+    setting = SETTINGS.get(name)
+    kind, form = (OLD_NAMES[name], "") if setting is None else (setting.type, setting.declared.form)
+    parse = None if setting is None else setting.declared.parse
     try:
-        return msgspec.convert(value, FIELDS[name].type, strict=source.strict)
-    except msgspec.ValidationError as error:
+        if parse is not None:
+            return parse(msgspec.convert(value, str))
+        return msgspec.convert(value, kind, strict=source.strict)
+    except ValueError as error:
         raise HearthError(
             "invalid_value",
-            f"{source.describe(name)}: {value!r} is not allowed, it must be "
-            f"{allowed(FIELDS[name].type)}",
+            f"{source.describe(name)}: {value!r} is not allowed, it must be {allowed(kind, form)}",
             name,
         ) from error

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from daemon.configuration.settings import SETTINGS, flag_of, variable_of
 from daemon.configuration.words import nearest
 from runtime.errors import HearthError
 
@@ -29,10 +30,7 @@ _SERVICE_LINK = re.compile(
     r"|HEARTH_(\w+_)?PORT=(tcp|udp|sctp)://.*"
 )
 
-
-_PATHS = frozenset(
-    ("engine", "weights", "socket", "keys", "adapters", "prefix_folder", "metrics_socket")
-)
+_PATHS = frozenset(one.name for one in SETTINGS.values() if one.declared.path)
 _WHOLE = re.compile(r"/|~|\w+://")
 """How a path begins that needs no folder before it."""
 
@@ -54,8 +52,8 @@ class Source(msgspec.Struct, frozen=True):
         if self.kind == "file":
             return f"{self.path}, {name}"
         if self.kind == "environment":
-            return f"${ENVIRONMENT_PREFIX}{name.upper()}"
-        return "--" + name.replace("_", "-")
+            return f"${variable_of(name)}"
+        return flag_of(name)
 
 
 def file_source(path: Path | None) -> Source:
@@ -105,7 +103,7 @@ def environment_source(environ: Mapping[str, str], names: Collection[str]) -> So
         and value
         and not _SERVICE_LINK.fullmatch(f"{key}={value}")
     }
-    known = {ENVIRONMENT_PREFIX + name.upper(): name for name in names}
+    known = {variable_of(name): name for name in names}
     for key in values:
         if key not in known:
             hint = nearest(key, known, ENVIRONMENT_PREFIX)

@@ -7,16 +7,8 @@ from typing import Any
 import msgspec
 
 
-def description(kind: Any) -> str:
-    """What the setting means: the description in its annotation."""
-    annotation = msgspec.inspect.type_info(kind)
-    if not isinstance(annotation, msgspec.inspect.Metadata):
-        raise TypeError(f"{kind} has no description")
-    return str((annotation.extra_json_schema or {})["description"])
-
-
-def allowed(kind: Any) -> str:
-    """Which values the setting may have."""
+def allowed(kind: Any, form: str = "text") -> str:
+    """Which values a setting of this type may have; `form` tells of texts."""
     annotation = msgspec.inspect.type_info(kind)
     if isinstance(annotation, msgspec.inspect.Metadata):
         annotation = annotation.type
@@ -30,12 +22,12 @@ def allowed(kind: Any) -> str:
         case msgspec.inspect.FloatType(ge=low, gt=above, le=high):
             return f"a number {f'from {low}' if above is None else f'above {above}'} to {high}"
         case _:
-            return "text"
+            return form
 
 
 def shown(default: object) -> str:
     """A default value as a settings file has it."""
-    return msgspec.json.encode(default).decode()
+    return msgspec.json.encode("" if default is None else default).decode()
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:

@@ -3,9 +3,12 @@
 from bisect import bisect_right, insort
 from collections import Counter, deque
 
+from actors.settings import PolicySettings, Reloadable
+
 LEAST_S = 0.05
 MOST_S = 60.0
-"""What is told is between these."""
+"""What is tolfrom actors.settings import PolicySettings, Reloadable
+d is between these."""
 GRACE_S = 0.5
 """How long after its time a place is kept for who was told to come."""
 _WINDOW = 64
@@ -57,8 +60,8 @@ class ComeAgain:
     as told. A client is known by its session's number, times are seconds of the monotonic clock.
     """
 
-    def __init__(self, queue_requests: int, now: float) -> None:
-        self._queue_requests = queue_requests
+    def __init__(self, queue: Reloadable[PolicySettings], now: float) -> None:
+        self._queue = queue
         self._requests, self._clients = Pace(), Pace()
         self._clients.works(now, working=True)
         # When each is told to come, and who.
@@ -73,10 +76,6 @@ class ComeAgain:
         self._lost_at = now
         self._load_s = _LOAD_GUESS_S
         self._stops_at: float | None = None
-
-    def adopt(self, queue_requests: int) -> None:
-        """The queue has another limit."""
-        self._queue_requests = queue_requests
 
     def works(self, now: float, *, working: bool) -> None:
         """Generations are open, or none is."""
@@ -115,7 +114,7 @@ class ComeAgain:
         if mine is not None and free > 0:
             self._note(mine, came=True)
             return True
-        if free <= min(len(due), self._queue_requests // _KEPT_SHARE):
+        if free <= min(len(due), self._queue.current.queue_requests // _KEPT_SHARE):
             return False
         if client in self._held:
             # It need not come again for this one.

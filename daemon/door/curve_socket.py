@@ -13,6 +13,7 @@ import zmq
 from hearth_client.protocol import Error
 from zmq.utils.monitor import parse_monitor_message
 
+from actors.settings import Reloadable
 from daemon.connections import LOOPBACK, listen_on_port
 from daemon.door.keys import Keys
 from daemon.door.local_socket import STRANGERS
@@ -104,7 +105,7 @@ class CurveSocket:
     """
 
     def __init__(
-        self, port: Port, settings: DoorSettings, keys: Keys, numbers: Iterator[int]
+        self, port: Port, settings: Reloadable[DoorSettings], keys: Keys, numbers: Iterator[int]
     ) -> None:
         self.port = port.number
         self.overweight = 0
@@ -114,14 +115,14 @@ class CurveSocket:
         self._skips = False
         self._listener = port
         self._numbers = numbers
-        self._pictures = settings.images
-        self._most = settings.clients + STRANGERS
+        self._settings = settings
+        self._pictures = settings.current.images_per_request
         self._clients = keys.clients
         self._refused = 0
         self._accepted = 0
         self._handshakes = 0
         self._now = 0.0
-        self._growth = Growth(settings.memory_bytes)
+        self._growth = Growth()
         self._connections: dict[int, _Connection] = {}
         self._by_routing_id: dict[bytes, _Connection] = {}
         self._by_number: dict[int, _Connection] = {}
@@ -130,7 +131,7 @@ class CurveSocket:
         # ZeroMQ takes its first routing id from there, and nobody else has given it a seed.
         ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
         self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in _options(settings).items():
+        for option, value in _options(settings.current).items():
             self._socket.setsockopt(option, value)
         self._first = self._first_id()
         self._zap = Zap(self._context)
@@ -160,11 +161,6 @@ class CurveSocket:
     def allow(self, clients: Mapping[str, str]) -> None:
         """Let those in from now on, names by public keys; others are neither heard nor answered."""
         self._clients = clients
-
-    def limit(self, memory_bytes: int, clients: int) -> None:
-        """Let the process grow by so much, and so many have sessions, from now on."""
-        self._growth.most = memory_bytes
-        self._most = clients + STRANGERS
 
     def receive(self) -> Received | None:
         """The next message of a client that is listed, None when there is none now.
@@ -257,7 +253,7 @@ class CurveSocket:
         for one in [one for one in self._connections.values() if not one.number]:
             if one.until <= now:
                 self._leave(one)
-        if self._growth.exceeded() and self._connections:
+        if self._growth.exceeds(self._settings.current.memory_bytes) and self._connections:
             _log.warning(
                 "the daemon has grown too much: all connections by TCP were closed",
                 connections=len(self._connections),
@@ -391,7 +387,7 @@ class CurveSocket:
             if told["event"] == zmq.EVENT_ACCEPTED:
                 self._accepted += 1
                 self._connections[descriptor] = _Connection(descriptor, self._now + _SILENT_S)
-                if len(self._connections) > self._most:
+                if len(self._connections) > self._settings.current.clients + STRANGERS:
                     # In the order in which they came.
                     strangers = (one for one in self._connections.values() if not one.session)
                     self._leave(next(strangers))

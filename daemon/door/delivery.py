@@ -4,6 +4,7 @@ import msgspec
 from hearth_client.protocol import Answer, Delta, Error
 from hearth_client.running_clock import RunningClock
 
+from actors.settings import Reloadable
 from daemon.door.sessions import OpenRequest, Session
 from daemon.door.settings import DoorSettings
 from daemon.door.sockets import DoorSockets
@@ -17,7 +18,9 @@ _OUTBOX_BYTES = 16 << 20
 class Delivery:
     """Sends answers in order; notes whose clients are gone or do not read at all."""
 
-    def __init__(self, socket: DoorSockets, settings: DoorSettings, clock: RunningClock) -> None:
+    def __init__(
+        self, socket: DoorSockets, settings: Reloadable[DoorSettings], clock: RunningClock
+    ) -> None:
         self._socket = socket
         self._settings = settings
         self._clock = clock
@@ -63,7 +66,10 @@ class Delivery:
     @property
     def heaviest(self) -> Session | None:
         """The client for which the most waits, where too much waits for all together."""
-        if sum(one.outbox.bytes for one in self._behind.values()) <= self._settings.unread_bytes:
+        if (
+            sum(one.outbox.bytes for one in self._behind.values())
+            <= self._settings.current.unread_bytes
+        ):
             return None
         return max(self._behind.values(), key=lambda one: one.outbox.bytes)
 
@@ -73,7 +79,8 @@ class Delivery:
         if not outbox:
             return False
         blocked_s = self._clock.now() - outbox.blocked_since
-        return outbox.bytes > self._settings.slow_bytes or blocked_s > self._settings.slow_s
+        settings = self._settings.current
+        return outbox.bytes > settings.slow_bytes or blocked_s > settings.slow_s
 
     def give_time(self, session: Session) -> None:
         """Count anew how long a client has not read."""

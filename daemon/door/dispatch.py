@@ -28,7 +28,6 @@ from daemon.door.finished import (
     milliseconds,
 )
 from daemon.door.sessions import OpenRequest, Session, Sessions
-from daemon.door.settings import DoorSettings
 from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 from runtime.drafting.metrics import accept_length
@@ -48,7 +47,6 @@ class Dispatch:
 
     def __init__(
         self,
-        settings: DoorSettings,
         state: DoorState,
         socket: DoorSockets,
         *,
@@ -58,31 +56,19 @@ class Dispatch:
         listeners: Sequence[Listener] = (),
     ) -> None:
         self.sessions = Sessions(
-            clients=settings.clients,
-            requests_per_client=settings.requests_per_client,
+            state.settings,
             release=state.pictures.free if state.pictures is not None else None,
         )
         self._socket = socket
-        self.delivery = Delivery(socket, settings, state.clock)
-        self.come_again = ComeAgain(settings.queued_requests, time.monotonic())
+        self.delivery = Delivery(socket, state.settings, state.clock)
+        self.come_again = ComeAgain(state.queue, time.monotonic())
         self._state = state
         self._listeners = (log_finished, *listeners)
         self._to_tokenizer = to_tokenizer
         self._to_scheduler = to_scheduler
         self._to_scheduler_control = to_scheduler_control
-        bound = settings.clients * settings.requests_per_client
-        self._unsent: deque[tuple[Sender[Any], Cancel | ClientGone]] = deque(maxlen=2 * bound)
-
-    def adopt(self, settings: DoorSettings) -> None:
-        """Admit by other limits from now on; what is open stays."""
-        self.sessions.limit(
-            clients=settings.clients, requests_per_client=settings.requests_per_client
-        )
-        self.come_again.adopt(settings.queued_requests)
-        bound = settings.clients * settings.requests_per_client
-        # More than that may be open already.
-        most = max(2 * bound, self._unsent.maxlen or 0)
-        self._unsent = deque(self._unsent, maxlen=most)
+        self._unsent: deque[tuple[Sender[Any], Cancel | ClientGone]] = deque()
+        self._most_unsent = 0
 
     def ask_tokenizer(self, request: OpenRequest, message: TokenizerMessage) -> None:
         """Post to the tokenizer; a full mailbox ends the request with `queue_full`."""
@@ -244,6 +230,7 @@ class Dispatch:
             self._post_for_sure(*self._unsent.popleft())
 
     def _post(self, request: OpenRequest, mailbox: Sender[Any], message: Any) -> None:
+        self._bound_unsent()
         try:
             mailbox.post(message)
         except HearthError as error:
@@ -260,7 +247,16 @@ class Dispatch:
         try:
             mailbox.post(message)
         except HearthError:
+            self._bound_unsent()
             self._unsent.append((mailbox, message))
+            if len(self._unsent) > self._most_unsent:
+                self._unsent.popleft()
+
+    def _bound_unsent(self) -> None:
+        # What is open by larger limits of before may have to be cancelled later.
+        limits = self._state.settings.current
+        bound = 2 * limits.clients * limits.requests_per_client
+        self._most_unsent = max(self._most_unsent, bound)
 
     def _record(self, request: OpenRequest, reason: str, total: str) -> None:
         if request.kind != "generate":

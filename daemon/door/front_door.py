@@ -9,7 +9,6 @@ import anyio.lowlevel
 import structlog
 from anyio.abc import TaskStatus
 from hearth_client.protocol import Error
-from msgspec import structs
 
 from actors.arena import Arena
 from actors.mailbox import Receiver, Sender
@@ -21,9 +20,11 @@ from actors.messages import (
     SchedulerReport,
     TokenizerMessage,
 )
+from actors.settings import PolicySettings
 from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
+from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.keys import Keys
 from daemon.door.listener import open_listener
@@ -32,7 +33,7 @@ from daemon.door.pictures import Pictures
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.sessions import Session, Sessions
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import open_sockets
 from daemon.door.state import DoorState
@@ -72,6 +73,7 @@ class FrontDoor:
     def __init__(
         self,
         settings: DoorSettings,
+        queue: PolicySettings,
         *,
         inbox: Receiver[DoorMessage],
         to_tokenizer: Sender[TokenizerMessage],
@@ -85,14 +87,17 @@ class FrontDoor:
         pictures: Arena | None = None,
     ) -> None:
         self._sees = pictures is not None
-        self.settings = settings = self._as_seen(settings)
         self._inbox = inbox
+        self._state = DoorState(
+            facts,
+            self._as_seen(settings),
+            queue,
+            None if pictures is None else Pictures(pictures),
+        )
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
-        self._socket = open_sockets(listener, settings, keys)
-        self._state = DoorState(facts, None if pictures is None else Pictures(pictures))
+        self._socket = open_sockets(listener, self._state.settings, keys)
         self._dispatch = Dispatch(
-            settings,
             self._state,
             self._socket,
             to_tokenizer=to_tokenizer,
@@ -100,7 +105,7 @@ class FrontDoor:
             to_scheduler_control=to_scheduler_control,
             listeners=listeners,
         )
-        self._requests = Requests(settings, self._state, self._dispatch)
+        self._requests = Requests(self._state, self._dispatch)
         self._replies = Replies(self._state, self._dispatch, on_step)
         self._bell = Bell()
         self._left_s = 0.0
@@ -111,12 +116,10 @@ class FrontDoor:
         self._stopping = False
         self.ended = anyio.Event()
 
-    def adopt(self, settings: DoorSettings) -> None:
+    def adopt(self, settings: DoorSettings, queue: PolicySettings) -> None:
         """Serve by other limits from now on; the socket, and what is open, stay as they are."""
-        self.settings = settings = self._as_seen(settings)
-        self._requests.adopt(settings)
-        self._dispatch.adopt(settings)
-        self._socket.limit(settings)
+        self._state.settings.current = self._as_seen(settings)
+        self._state.queue.current = queue
 
     def allow(self, clients: Mapping[str, str]) -> None:
         """Let those in on TCP from now on, names by public keys; sessions of others end."""
@@ -237,8 +240,7 @@ class FrontDoor:
         self._socket.close()
 
     def _as_seen(self, settings: DoorSettings) -> DoorSettings:
-        # No frame may be larger than those of text where the model sees nothing.
-        return settings if self._sees else structs.replace(settings, images=0, image_bytes=0)
+        return settings if self._sees else settings.of_text()
 
     async def _farewell(self) -> None:
         """End what is open, and let clients that are behind take their last answers."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import structlog
 
+from actors.settings import Reloadable
 from daemon.door.listener import CREDENTIALS, Listener
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
@@ -74,17 +75,20 @@ class LocalSocket:
     which it holds most.
     """
 
-    def __init__(self, listener: Listener, settings: DoorSettings, numbers: Iterator[int]) -> None:
+    def __init__(
+        self, listener: Listener, settings: Reloadable[DoorSettings], numbers: Iterator[int]
+    ) -> None:
         self._listener = listener
         self._numbers = numbers
-        self._pictures = settings.images
-        self._handshake_s = settings.handshake_s
-        self._memory = settings.memory_bytes
-        pictures = max(settings.image_bytes, settings.request_image_bytes if settings.images else 0)
+        self._settings = settings
+        fixed = settings.current
+        self._pictures = fixed.images_per_request
+        self._handshake_s = fixed.handshake_s
+        pictures = max(fixed.image_bytes, fixed.images_in_flight_bytes if self._pictures else 0)
         self._limits = Limits(
-            frame_bytes=ANSWERED_SIZE * max(settings.frame_bytes, settings.image_bytes),
-            message_bytes=ANSWERED_SIZE * (settings.frame_bytes + pictures),
-            frames=2 + settings.images,
+            frame_bytes=ANSWERED_SIZE * max(fixed.frame_bytes, fixed.image_bytes),
+            message_bytes=ANSWERED_SIZE * (fixed.frame_bytes + pictures),
+            frames=2 + self._pictures,
         )
         self._epoll = select.epoll()
         self._epoll.register(listener.descriptor, _IN)
@@ -115,10 +119,6 @@ class LocalSocket:
     def idle(self) -> bool:
         """As of a DoorSocket: nobody shakes hands, and all that come are accepted."""
         return self._accepts and not (self._accepted or self._handshakes)
-
-    def limit(self, memory_bytes: int) -> None:
-        """Hold so much from now on."""
-        self._memory = memory_bytes
 
     def receive(self) -> Received | None:
         """As of a DoorSocket; next is the connection that has cost the least."""
@@ -335,7 +335,7 @@ class LocalSocket:
         held = connection.zmtp.held + len(connection.unsent)
         self._held += held - connection.held
         connection.held = held
-        while self._memory and self._held > self._memory:
+        while self._held > (self._settings.current.memory_bytes or self._held):
             heaviest = self._heaviest()
             self.overweight += 1
             _log.warning(

@@ -7,7 +7,6 @@ from hearth_client import protocol
 from actors.admission import within_share
 from actors.arena import Arena, slot_bytes
 from actors.image_work import ImageInput, Visual
-from daemon.door.settings import DoorSettings
 from daemon.door.wire import visuals_of
 from runtime.errors import HearthError
 from runtime.images import Picture, Slot
@@ -57,13 +56,14 @@ class Pictures:
         """What pictures take of the arena now."""
         return self._slots.used
 
-    def reserve(self, frames: Sequence[memoryview], settings: DoorSettings, own: int) -> list[Slot]:
+    def reserve(self, frames: Sequence[memoryview], own: int, share: float) -> list[Slot]:
         """A slot for each frame; nothing is taken where HearthError is raised.
 
-        `own` bytes are taken by the same client. Raises `image_too_large` for what would never
-        fit, `queue_full` and `too_many_requests` for want of room.
+        `own` bytes are taken by the same client, for which `within_share` has `share`.
+        Raises `image_too_large` for what would never fit, `queue_full` and `too_many_requests` for
+        want of room.
         """
-        self._check_room(sum(slot_bytes(len(frame)) for frame in frames), settings, own)
+        self._check_room(sum(slot_bytes(len(frame)) for frame in frames), own, share)
         slots: list[Slot] = []
         for frame in frames:
             slot = self._slots.take(len(frame))
@@ -103,14 +103,14 @@ class Pictures:
         for slot in slots:
             self._slots.free(slot)
 
-    def _check_room(self, size: int, settings: DoorSettings, own: int) -> None:
+    def _check_room(self, size: int, own: int, share: float) -> None:
         most = self._slots.size
         if size > most:
             text = f"the pictures of this request have {size} bytes: the daemon holds {most} in all"
             raise HearthError("image_too_large", text, "images_in_flight_bytes")
         if self._slots.used + size > most:
             raise self._full()
-        if not within_share(own, size, self._slots.used, most, settings.client_queue_share):
+        if not within_share(own, size, self._slots.used, most, share):
             text = f"pictures of {own} bytes of this client are held, its share: wait for an end"
             raise HearthError("too_many_requests", text, "client_queue_share")
 

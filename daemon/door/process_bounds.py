@@ -15,16 +15,15 @@ def memory_of_process() -> int:
 
 
 class Growth:
-    """Whether a process has grown by more than `most` bytes since the first look; 0 is no bound."""
+    """By how much a process has grown since the first look."""
 
-    def __init__(self, most: int, look: Callable[[], int] = memory_of_process) -> None:
-        self.most = most
+    def __init__(self, look: Callable[[], int] = memory_of_process) -> None:
         self._look = look
         self._start = look()
 
-    def exceeded(self) -> bool:
-        """Tell whether it is above its bound now."""
-        return bool(self.most) and self._look() - self._start > self.most
+    def exceeds(self, most: int) -> bool:
+        """Tell whether it is more than `most` bytes; 0 is no bound."""
+        return bool(most) and self._look() - self._start > most
 
     def forgive(self) -> None:
         """Count from what is in use now, if that is more: the process uses it again."""

@@ -28,7 +28,6 @@ from daemon.door.dispatch import Dispatch
 from daemon.door.faults import fields_of, id_of
 from daemon.door.pictures import Filling, check_frames
 from daemon.door.sessions import OpenRequest, Session
-from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.state import DoorState
 from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
@@ -53,16 +52,11 @@ FEATURES = (
 class Requests:
     """Handles one message at a time; every one that can be answered is answered."""
 
-    def __init__(self, settings: DoorSettings, state: DoorState, dispatch: Dispatch) -> None:
-        self._settings = settings
+    def __init__(self, state: DoorState, dispatch: Dispatch) -> None:
         self._state = state
         self._dispatch = dispatch
         self._sessions = dispatch.sessions
         self._filling: deque[tuple[OpenRequest, Filling, Prepare | Convert]] = deque()
-
-    def adopt(self, settings: DoorSettings) -> None:
-        """Check and tell other limits from now on."""
-        self._settings = settings
 
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
@@ -92,15 +86,16 @@ class Requests:
             self._dispatch.stop(request, error.code, error.message)
 
     def _decode(self, received: Received) -> ClientMessage:
-        if len(received.data) > self._settings.frame_bytes:
+        settings = self._state.settings.current
+        if len(received.data) > settings.frame_bytes:
             text = f"the message has {len(received.data)} bytes, more than the limit of "
-            error = HearthError("message_too_large", f"{text}{self._settings.frame_bytes}")
+            error = HearthError("message_too_large", f"{text}{settings.frame_bytes}")
             # As large as a picture: to look for its id would take the time of all clients.
-            huge = len(received.data) > 2 * self._settings.frame_bytes
+            huge = len(received.data) > 2 * settings.frame_bytes
             raise MessageError(error, "" if huge else id_of(fields_of(received.data)))
         message = decode(received.data)
         try:
-            check_frames(message, received.frames, self._settings.images)
+            check_frames(message, received.frames, settings.images_per_request)
         except HearthError as error:
             raise MessageError(error, getattr(message, "id", "")) from None
         return message
@@ -126,7 +121,8 @@ class Requests:
 
     def _hello(self, received: Received, message: Hello) -> None:
         known = self._sessions.get(received.connection)
-        lease_s = message.lease_s or (known.lease_s if known else self._settings.lease_s)
+        own = known.lease_s if known else self._state.settings.current.lease_s
+        lease_s = message.lease_s or own
         if known is None and self._sessions.full:
             self._dispatch.look_for_dead()
         if known is None and self._sessions.full and not message.status_only:
@@ -150,22 +146,23 @@ class Requests:
         self._dispatch.delivery.send(session, self._welcome(lease_s))
 
     def _welcome(self, lease_s: float) -> Welcome:
-        facts, settings = self._state.facts, self._settings
+        facts, settings = self._state.facts, self._state.settings.current
+        queue = self._state.queue.current
         limits = Limits(
             frame_bytes=settings.frame_bytes,
-            frames=1 + settings.images,
+            frames=1 + settings.images_per_request,
             requests_per_client=settings.requests_per_client,
             prompt_tokens=facts.prompt_tokens,
             total_tokens=facts.total_tokens,
-            queued_requests=settings.queued_requests,
-            queued_tokens=settings.queued_tokens,
+            queued_requests=queue.queue_requests,
+            queued_tokens=queue.queue_tokens,
             lease_s=lease_s,
         )
         features = list(FEATURES)
-        if settings.images:
+        if settings.images_per_request:
             features.append("images")
-            limits.images, limits.image_bytes = settings.images, settings.image_bytes
-            limits.request_image_bytes = settings.request_image_bytes
+            limits.images, limits.image_bytes = settings.images_per_request, settings.image_bytes
+            limits.request_image_bytes = settings.images_in_flight_bytes
             limits.image_tokens = settings.image_tokens or facts.prompt_tokens // 2
         return Welcome(
             proto=PROTOCOL,
@@ -248,7 +245,8 @@ class Requests:
 
         The door counts what is open: as many as there are places run, the others wait.
         """
-        places, limit = self._state.facts.places, self._settings.queued_requests
+        places, queue = self._state.facts.places, self._state.queue.current
+        limit = queue.queue_requests
         waiting = max(0, self._sessions.generations - places)
         own = max(0, session.generations - places)
         if not self._dispatch.come_again.admits(session.number, limit - waiting, now):
@@ -257,7 +255,7 @@ class Requests:
                 f"{waiting} requests wait already, the limit is {limit}: try again later",
                 "queue_requests",
             )
-        if not within_share(own, 1, waiting, limit, self._settings.client_queue_share):
+        if not within_share(own, 1, waiting, limit, queue.client_queue_share):
             raise HearthError(
                 "too_many_requests",
                 f"{session.generations} requests of this client are open, its share of what may "
@@ -276,15 +274,16 @@ class Requests:
         if not frames or self._state.pictures is None:
             self._dispatch.ask_tokenizer(request, asked)
             return
-        settings, shown = self._settings, visuals_of(messages)
+        shown, share = visuals_of(messages), self._state.queue.current.client_queue_share
         request.images = [field for field, _ in shown]
         own = sum(slot.size for one in request.session.open.values() for slot in one.slots)
         try:
-            request.slots = self._state.pictures.reserve(frames, settings, own)
+            request.slots = self._state.pictures.reserve(frames, own, share)
         except HearthError as error:
             self._dispatch.fail(request, error.code, error.message, error.field)
             return
-        filling = self._state.pictures.fill(shown, frames, request.slots, settings.image_bytes)
+        most = self._state.settings.current.image_bytes
+        filling = self._state.pictures.fill(shown, frames, request.slots, most)
         if len(self._filling) > 2 * len(self._sessions.open_requests):
             # Those that have ended hold what their clients sent.
             live = (one for one in self._filling if self._sessions.find(one[0].rid) is not None)
@@ -327,7 +326,7 @@ class Requests:
         pictures: Sequence[memoryview],
         now: float,
     ) -> None:
-        deadline = now + self._settings.answer_s
+        deadline = now + self._state.settings.current.answer_s
         if isinstance(message, Status):
             request = self._sessions.admit(session, message.id, "status", now, deadline)
             self._dispatch.ask_scheduler(request, AskReport(request.rid))

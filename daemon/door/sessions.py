@@ -7,7 +7,9 @@ from itertools import count
 from typing import Literal
 
 from actors.messages import Embedded, RowDelta
+from actors.settings import Reloadable
 from daemon.door.outbox import Outbox
+from daemon.door.settings import DoorSettings
 from runtime.errors import HearthError
 from runtime.images import Slot
 from runtime.request import RequestOptions
@@ -109,23 +111,16 @@ class Sessions:
 
     def __init__(
         self,
-        *,
-        clients: int,
-        requests_per_client: int,
+        settings: Reloadable[DoorSettings],
         release: Callable[[Sequence[Slot]], None] | None = None,
     ) -> None:
         self._release = release
-        self._clients = clients
-        self._requests_per_client = requests_per_client
+        self._settings = settings
         self._by_connection: dict[int, Session] = {}
         self._by_rid: dict[int, OpenRequest] = {}
         self.generations = 0
         self._numbers = count(1)
         self._rids = count(1)
-
-    def limit(self, *, clients: int, requests_per_client: int) -> None:
-        """Admit by other limits from now on; who is above them already stays."""
-        self._clients, self._requests_per_client = clients, requests_per_client
 
     def __len__(self) -> int:
         return len(self._by_connection)
@@ -171,7 +166,7 @@ class Sessions:
     @property
     def full(self) -> bool:
         """Whether all places are taken."""
-        return len(self._by_connection) >= self._clients
+        return len(self._by_connection) >= self._settings.current.clients
 
     def greet(
         self,
@@ -187,10 +182,11 @@ class Sessions:
         """Open a session, or renew it with a new lease; raises HearthError where it cannot."""
         session = self._by_connection.get(connection)
         if session is None:
-            if len(self._by_connection) >= self._clients + status_only:
+            limit = self._settings.current.clients
+            if len(self._by_connection) >= limit + status_only:
                 raise HearthError(
                     "too_many_clients",
-                    f"the daemon serves {self._clients} clients, its limit: try again later",
+                    f"the daemon serves {limit} clients, its limit: try again later",
                 )
             session = Session(
                 connection,
@@ -226,11 +222,11 @@ class Sessions:
                 f"request {request_id!r} is still open: give every request an id of its own",
                 "id",
             )
-        if len(session.open) >= self._requests_per_client:
+        limit = self._settings.current.requests_per_client
+        if len(session.open) >= limit:
             raise HearthError(
                 "too_many_requests",
-                f"{self._requests_per_client} requests of this client are open, its limit: "
-                "wait for one to end",
+                f"{limit} requests of this client are open, its limit: wait for one to end",
             )
         request = OpenRequest(next(self._rids), request_id, kind, session, now, deadline)
         self._by_rid[request.rid] = session.open[request_id] = request

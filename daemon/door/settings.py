@@ -1,56 +1,124 @@
-"""What the front door is told: limits by its settings, the model and the state by the daemon."""
+from typing import Annotated
 
 import msgspec
 from hearth_client.protocol import MAX_FRAME_BYTES
+from msgspec import structs
+
+from runtime.setting import setting
 
 
 class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the front door; sizes in bytes, times in seconds.
+    """Limits of the front door; those of what may wait are the scheduler's.
 
-    `socket` empty means the agreed place; `tcp_port` counts where there are keys. A client does not
-    read once `slow_bytes` of answers wait for it, or nothing could be sent to it for `slow_s`, or
-    more than `unread_bytes` wait for all clients and the most of it for this one; `send_mark`
-    answers lie with ZeroMQ on TCP, beside these. `answer_s` bounds the wait for other actors where
-    a request sets no deadline of its own. Connections may take `memory_bytes` together (0 for any),
-    of messages that are not whole and of answers that are not taken; on TCP, where ZeroMQ does not
-    tell, the process may grow by that. A request may have `images` pictures of `image_bytes` each
-    where the model sees, of `request_image_bytes` in all, which is what the arena of all clients
-    has; `image_tokens` is what one becomes at most, 0 for half of the longest prompt.
+    A client does not read once `slow_bytes` of answers wait for it, or nothing could be sent to it
+    for `slow_s`, or more than `unread_share` of `client_memory_mb` waits for all clients and the
+    most of it for this one; `send_mark` answers lie with ZeroMQ on TCP, beside these. `answer_s`
+    bounds the wait for other actors where a request sets no deadline of its own. On TCP, where
+    ZeroMQ does not tell what it holds, the process may grow by `client_memory_mb`.
     """
 
-    socket: str = ""
-    tcp_port: int = 0
-    clients: int = 64
-    requests_per_client: int = 64
-    lease_s: float = 30.0
-    queued_requests: int = 256
-    queued_tokens: int = 65536
-    client_queue_share: float = 0.75
+    socket: Annotated[
+        str,
+        setting(
+            "Path of the socket; empty for $RUNTIME_DIRECTORY/hearth.sock, else "
+            "$XDG_RUNTIME_DIR/hearth/hearth.sock, else /run/hearth/hearth.sock.",
+            path=True,
+        ),
+    ] = ""
+    tcp_port: Annotated[
+        int,
+        setting(
+            "Port of 127.0.0.1 that serves clients whose keys are listed, by CURVE; 0 for none.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    keys: Annotated[
+        str,
+        setting(
+            "Folder of the keys for it, which `hearth keys` keeps; empty for "
+            "$STATE_DIRECTORY/keys, else $XDG_CONFIG_HOME/hearth/keys, else "
+            "~/.config/hearth/keys.",
+            path=True,
+        ),
+    ] = ""
+    clients: Annotated[
+        int, setting("Clients that may be connected at once.", ge=1, le=4096, reloads=True)
+    ] = 64
+    requests_per_client: Annotated[
+        int, setting("Requests that one client may have open.", ge=1, le=4096, reloads=True)
+    ] = 64
+    lease_s: Annotated[
+        float,
+        setting(
+            "Silence after which a client counts as gone and its requests end.",
+            ge=1,
+            le=3600,
+            reloads=True,
+        ),
+    ] = 30.0
+    client_memory_mb: Annotated[
+        int,
+        setting(
+            "MiB that clients' connections may take together, of messages that are not whole and "
+            "of answers that are not taken; above, the one that takes most is closed. By as much "
+            "the process may grow, else what came by TCP is closed.",
+            ge=64,
+            le=1 << 20,
+            reloads=True,
+        ),
+    ] = 512
+    images_per_request: Annotated[
+        int,
+        setting(
+            "Pictures of one request, those of videos among them; more are refused.",
+            ge=1,
+            le=4096,
+            expert=True,
+        ),
+    ] = 64
+    image_tokens: Annotated[
+        int,
+        setting(
+            "Tokens that one picture becomes at most: a larger one is made smaller. 0 for half "
+            "of the longest prompt.",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
+    image_bytes: Annotated[
+        int,
+        setting(
+            "Bytes of one picture as a client sends it; larger ones are refused.",
+            ge=1 << 16,
+            le=1 << 30,
+        ),
+    ] = 32 << 20
+    images_in_flight_bytes: Annotated[
+        int,
+        setting(
+            "Bytes of the pictures of all open requests; more are refused.", ge=1 << 20, le=1 << 36
+        ),
+    ] = 128 << 20
     frame_bytes: int = MAX_FRAME_BYTES
     slow_bytes: int = 4 << 20
     slow_s: float = 10.0
-    unread_bytes: int = 128 << 20
+    unread_share: float = 0.25
     answer_s: float = 30.0
     send_mark: int = 32
     receive_mark: int = 32
     handshake_s: float = 2.0
-    memory_bytes: int = 512 << 20
-    images: int = 0
-    image_bytes: int = 0
-    request_image_bytes: int = 0
-    image_tokens: int = 0
 
+    def of_text(self) -> "DoorSettings":
+        """Limits where the model sees nothing: no frame is larger than those of text."""
+        return structs.replace(self, images_per_request=0, image_bytes=0)
 
-class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients are told of the service, and how many generations run together (`places`).
+    @property
+    def memory_bytes(self) -> int:
+        """`client_memory_mb` in bytes."""
+        return self.client_memory_mb << 20
 
-    Lengths are in tokens. Requests may ask for one of `adapters`.
-    """
-
-    server: str
-    model: str = ""
-    prompt_tokens: int = 0
-    total_tokens: int = 0
-    places: int = 0
-    engine: dict[str, str | int | float] = {}
-    adapters: list[str] = []
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of answers that may wait for all clients together."""
+        return int(self.unread_share * self.memory_bytes)

@@ -2,6 +2,7 @@
 
 from itertools import count
 
+from actors.settings import Reloadable
 from daemon.door.curve_socket import CurveSocket, open_port
 from daemon.door.keys import Keys
 from daemon.door.listener import Listener
@@ -42,12 +43,6 @@ class DoorSockets:
     def overweight(self) -> int:
         """Connections that were closed since all took too much memory."""
         return self._local.overweight + (self.tcp.overweight if self.tcp else 0)
-
-    def limit(self, settings: DoorSettings) -> None:
-        """Serve by the limits of new settings from now on."""
-        self._local.limit(settings.memory_bytes)
-        if self.tcp is not None:
-            self.tcp.limit(settings.memory_bytes, settings.clients)
 
     def receive(self) -> Received | None:
         """As of a DoorSocket."""
@@ -102,14 +97,16 @@ class DoorSockets:
         return self._all[connection % _SOCKETS]
 
 
-def open_sockets(listener: Listener, settings: DoorSettings, keys: Keys | None) -> DoorSockets:
+def open_sockets(
+    listener: Listener, settings: Reloadable[DoorSettings], keys: Keys | None
+) -> DoorSockets:
     """The socket on `listener`, which it owns from now on, and with keys the one on TCP.
 
     Raises `socket_unusable` or `unsupported_option` where the port cannot be had.
     """
     local = LocalSocket(listener, settings, count(_SOCKETS, _SOCKETS))
     try:
-        port = open_port(settings.tcp_port) if keys else None
+        port = open_port(settings.current.tcp_port) if keys else None
         tcp = CurveSocket(port, settings, keys, count(1, _SOCKETS)) if port and keys else None
     except HearthError:
         local.close()

@@ -9,9 +9,11 @@ from hearth_client.running_clock import RunningClock
 
 from actors.logs import request_id
 from actors.messages import SchedulerReport
+from actors.settings import PolicySettings, Reloadable
 from actors.supervisor_messages import ExecutorMetrics
+from daemon.door.facts import DoorFacts
 from daemon.door.pictures import Pictures
-from daemon.door.settings import DoorFacts
+from daemon.door.settings import DoorSettings
 from daemon.life import Life
 
 _EPOCH_BYTES = 8
@@ -28,11 +30,20 @@ class DoorState:
 
     `clock` is for how long clients neither speak nor read. Deadlines of requests are promises to
     the world outside and go by the monotonic clock. `pictures` is None where the model sees none.
+    `queue` are the scheduler's limits of what may wait.
     """
 
-    def __init__(self, facts: DoorFacts, pictures: Pictures | None = None) -> None:
+    def __init__(
+        self,
+        facts: DoorFacts,
+        settings: DoorSettings,
+        queue: PolicySettings,
+        pictures: Pictures | None = None,
+    ) -> None:
         self.life = Life()
         self.facts = facts
+        self.settings = Reloadable(settings)
+        self.queue = Reloadable(queue)
         self.pictures = pictures
         self.metrics: ExecutorMetrics | None = None
         self.clock = RunningClock(_MOST_S)

@@ -1,5 +1,5 @@
-from daemon.configuration.settings import FIELDS, GROUPS
-from daemon.configuration.words import allowed, description, shown
+from daemon.configuration.settings import GROUPS, SETTINGS
+from daemon.configuration.words import allowed, shown
 
 _HEAD = """\
 # Settings of the service, each with what it is where nothing is said. docs/configuration.md tells
@@ -16,8 +16,6 @@ def example() -> str:
 
 
 def _commented(name: str) -> str:
-    field = FIELDS[name]
-    return (
-        f"\n# {description(field.type)} {allowed(field.type).capitalize()}.\n"
-        f"# {name} = {shown(field.default)}\n"
-    )
+    setting = SETTINGS[name]
+    values = allowed(setting.type, setting.declared.form).capitalize()
+    return f"\n# {setting.declared.description} {values}.\n# {name} = {shown(setting.default)}\n"

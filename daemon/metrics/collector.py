@@ -12,6 +12,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from actors.messages import SchedulerReport
+from actors.settings import PolicySettings
 from actors.supervisor_messages import ExecutorMetrics
 from daemon.door.settings import DoorSettings
 from daemon.life import STATES
@@ -25,14 +26,15 @@ from runtime.steps.image_merge import MultimodalMetrics
 class Look(NamedTuple):
     """The daemon at one moment; None for what is not known then.
 
-    `settings`, `totals` and `refusals`, by code, are those of the front door. `executor` is what
-    the executor has told, `silent_s` how long it has told nothing, `free` are bytes that the
-    machine could hand out. Where the model sees there are `pictures`, the bytes of those of
+    `settings`, `queue`, `totals` and `refusals`, by code, are those of the front door. `executor`
+    is what the executor has told, `silent_s` how long it has told nothing, `free` are bytes that
+    the machine could hand out. Where the model sees there are `pictures`, the bytes of those of
     clients, and `encoder_restarts`.
     """
 
     state: str
     settings: DoorSettings
+    queue: PolicySettings
     clients: int
     totals: Mapping[str, int]
     refusals: Mapping[str, int]
@@ -109,10 +111,9 @@ def _door(look: Look) -> Iterator[Metric]:
         yield _counter(name, text, look.totals.get(name, 0))
     if look.pictures is not None:
         yield _gauge("pictures_bytes", "What pictures of open requests take.", look.pictures)
-    limits = look.settings
-    yield _gauge("clients_limit", "The setting `clients`.", limits.clients)
-    yield _gauge("queue_requests_limit", "The setting `queue_requests`.", limits.queued_requests)
-    yield _gauge("queue_tokens_limit", "The setting `queue_tokens`.", limits.queued_tokens)
+    yield _gauge("clients_limit", "The setting `clients`.", look.settings.clients)
+    yield _gauge("queue_requests_limit", "The setting `queue_requests`.", look.queue.queue_requests)
+    yield _gauge("queue_tokens_limit", "The setting `queue_tokens`.", look.queue.queue_tokens)
 
 
 _TOTALS = {

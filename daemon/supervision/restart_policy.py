@@ -1,11 +1,12 @@
 """When an actor counts as lost, and what is done about it: events and clock in, actions out."""
 
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from runtime.errors import Code, HearthError
+from runtime.setting import setting
 
 _OF_FILES: frozenset[Code] = frozenset(
     {"engine_corrupt", "engine_incompatible", "engine_missing", "weights_invalid"}
@@ -15,7 +16,7 @@ _DOUBLINGS = 64
 """Of a pause: beyond any that is waited for, and not beyond a number."""
 
 
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How long an actor may take to say hello, to load, and between two signs of progress.
 
     After `stable_s` seconds of work earlier restarts are forgotten. `pause_s` is the wait before
@@ -23,9 +24,28 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     that is still there `kill_s` seconds after it was killed hangs in the system.
     """
 
+    load_timeout_s: Annotated[
+        float, setting("How long the engine may take to load.", gt=0, le=86400, reloads=True)
+    ] = 300.0
+    progress_timeout_s: Annotated[
+        float,
+        setting(
+            "How long one engine step may take before the executor counts as hung.",
+            gt=0,
+            le=86400,
+            reloads=True,
+        ),
+    ] = 60.0
+    restart_limit: Annotated[
+        int,
+        setting(
+            "Restarts of a lost executor in a row before the daemon gives up.",
+            ge=0,
+            le=100,
+            reloads=True,
+        ),
+    ] = 3
     hello_s: float = 30.0
-    load_s: float = 300.0
-    progress_s: float = 60.0
     stable_s: float = 60.0
     pause_s: float = 0.5
     most_pause_s: float = 30.0
@@ -99,12 +119,11 @@ class Supervision:
     cannot be read any more, is held until `release`.
     """
 
-    def __init__(self, name: str, deadlines: Deadlines, restart_limit: int) -> None:
+    def __init__(self, name: str, settings: SupervisionSettings) -> None:
         self.phase = Phase.PAUSED
         self.incarnation = 0
         self._name = name
-        self._deadlines = deadlines
-        self._restart_limit = restart_limit
+        self._settings = settings
         self._restarts = 0
         self._due: float | None = float("-inf")
         self._ready_since: float | None = None
@@ -117,24 +136,24 @@ class Supervision:
         """What became of its files while it worked on them."""
         self._refuses = self._of_files = False
 
-    def adopt(self, deadlines: Deadlines, restart_limit: int) -> None:
+    def adopt(self, settings: SupervisionSettings) -> None:
         """Go by other deadlines from now on, the one that runs included."""
         if self._due is not None and self.phase is Phase.LOADING:
-            self._due += deadlines.load_s - self._deadlines.load_s
+            self._due += settings.load_timeout_s - self._settings.load_timeout_s
         elif self._due is not None and self.phase is Phase.RUNNING:
-            self._due += deadlines.progress_s - self._deadlines.progress_s
-        self._deadlines, self._restart_limit = deadlines, restart_limit
+            self._due += settings.progress_timeout_s - self._settings.progress_timeout_s
+        self._settings = settings
 
     def hello(self, now: float) -> None:
         """The actor has begun to load."""
         if self.phase is Phase.STARTING:
-            self._enter(Phase.LOADING, now + self._deadlines.load_s)
+            self._enter(Phase.LOADING, now + self._settings.load_timeout_s)
 
     def ready(self, now: float) -> list[Action]:
         """The actor can work."""
         if self.phase not in (Phase.STARTING, Phase.LOADING):
             return []
-        self._enter(Phase.RUNNING, now + self._deadlines.progress_s)
+        self._enter(Phase.RUNNING, now + self._settings.progress_timeout_s)
         self._ready_since = now
         self.was_ready = self._told_ready = True
         self._refuses = False
@@ -143,7 +162,7 @@ class Supervision:
     def progress(self, now: float) -> None:
         """The actor's loop has turned."""
         if self.phase is Phase.RUNNING:
-            self._due = now + self._deadlines.progress_s
+            self._due = now + self._settings.progress_timeout_s
 
     def failed(self, error: HearthError, *, others: bool = False) -> None:
         """The actor has told why it is about to end; its files are `others` than worked before."""
@@ -169,9 +188,9 @@ class Supervision:
         if self.renewing:
             self._enter(Phase.PAUSED, now)
             return [*actions, AnnounceRestart(reason)]
-        if self._ready_since is not None and now - self._ready_since >= self._deadlines.stable_s:
+        if self._ready_since is not None and now - self._ready_since >= self._settings.stable_s:
             self._restarts = 0
-        if self._restarts >= self._restart_limit or (self._error and not self.was_ready):
+        if self._restarts >= self._settings.restart_limit or (self._error and not self.was_ready):
             self._enter(Phase.ENDED, None)
             return [*actions, GiveUp(self._last_error(reason))]
         self._enter(Phase.PAUSED, now + self._pause())
@@ -198,7 +217,7 @@ class Supervision:
         if self.phase not in (Phase.STARTING, Phase.LOADING, Phase.RUNNING):
             return told
         self._reason = error.message
-        self._enter(Phase.KILLED, now + self._deadlines.kill_s)
+        self._enter(Phase.KILLED, now + self._settings.kill_s)
         return [*self._tell_loss(self._reason), Kill(self._reason), *told]
 
     @property
@@ -223,13 +242,13 @@ class Supervision:
             self.incarnation += 1
             self._ready_since, self._reason, self._error = None, "", None
             self.renewing, self.spoiled, self._of_files = False, None, False
-            self._enter(Phase.STARTING, now + self._deadlines.hello_s)
+            self._enter(Phase.STARTING, now + self._settings.hello_s)
             return [Start(self.incarnation)]
         if self.phase is Phase.KILLED:
             self._enter(Phase.ENDED, None)
             return [GiveUp(stuck(self._name, self._reason))]
         self._reason = self._missed()
-        self._enter(Phase.KILLED, now + self._deadlines.kill_s)
+        self._enter(Phase.KILLED, now + self._settings.kill_s)
         # Told before the end is seen: a process stuck in its driver may take its time to die.
         return [*self._tell_loss(self._reason), Kill(self._reason)]
 
@@ -252,15 +271,15 @@ class Supervision:
     def _pause(self) -> float:
         if not self._restarts:
             return 0.0
-        doubled = self._deadlines.pause_s * 2.0 ** min(self._restarts - 1, _DOUBLINGS)
-        return min(doubled, self._deadlines.most_pause_s)
+        doubled = self._settings.pause_s * 2.0 ** min(self._restarts - 1, _DOUBLINGS)
+        return min(doubled, self._settings.most_pause_s)
 
     def _missed(self) -> str:
         if self.phase is Phase.STARTING:
-            return f"it did not say hello within {self._deadlines.hello_s:g} s"
+            return f"it did not say hello within {self._settings.hello_s:g} s"
         if self.phase is Phase.LOADING:
-            return f"it did not load within {self._deadlines.load_s:g} s"
-        return f"it made no progress for {self._deadlines.progress_s:g} s"
+            return f"it did not load within {self._settings.load_timeout_s:g} s"
+        return f"it made no progress for {self._settings.progress_timeout_s:g} s"
 
     def _last_error(self, reason: str) -> HearthError:
         if self._error and not self.was_ready:

@@ -15,10 +15,10 @@ from hearth_client.running_clock import RunningClock
 
 from actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
 from actors.executor_messages import ExecutorControl, Retire
-from actors.logs import Format, Level
 from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from actors.messages import SetLogLevel, Shutdown
 from actors.roles import HostConfig
+from actors.settings import LogSettings
 from actors.supervisor_messages import (
     ActorFailed,
     ActorHello,
@@ -37,12 +37,12 @@ from daemon.supervision.restart_policy import (
     AnnounceLost,
     AnnounceReady,
     AnnounceRestart,
-    Deadlines,
     GiveUp,
     Kill,
     Phase,
     Start,
     Supervision,
+    SupervisionSettings,
     stuck,
 )
 from daemon.watchdog import Pulse
@@ -66,11 +66,9 @@ class ActorPlan(NamedTuple):
 
     role: str
     settings: msgspec.Struct
-    deadlines: Deadlines
-    restart_limit: int = 0
+    supervision: SupervisionSettings = SupervisionSettings()
     shutdown_s: float = 5.0
-    log_level: Level = "info"
-    log_format: Format = "auto"
+    logs: LogSettings = LogSettings()
     epoch: str = ""
     descriptors: tuple[int, ...] = ()
     files: tuple[WatchedFile, ...] = ()
@@ -110,7 +108,7 @@ class Supervisor:
         self._sockets = sockets
         self._inbox = inbox
         self._tell = listeners
-        self._policy = Supervision(plan.role, plan.deadlines, plan.restart_limit)
+        self._policy = Supervision(plan.role, plan.supervision)
         self._files = FileWatch()
         self._clock = RunningClock(_MOST_S)
         self._name = ""
@@ -185,9 +183,9 @@ class Supervisor:
 
     def adopt(self, plan: ActorPlan) -> None:
         """Keep the actor by another plan; its settings are for the next one that starts."""
-        self._policy.adopt(plan.deadlines, plan.restart_limit)
-        if plan.log_level != self._plan.log_level:
-            self.tell(SetLogLevel(plan.log_level))
+        self._policy.adopt(plan.supervision)
+        if plan.logs.log_level != self._plan.logs.log_level:
+            self.tell(SetLogLevel(plan.logs.log_level))
         other = plan.settings != self._plan.settings
         self._plan = plan
         if other:
@@ -338,9 +336,9 @@ class Supervisor:
             return
         _log.debug("actor started", actor=self._name)
         self._control = Sender(self._context, self._addresses.control, CONTROL_LIMIT)
-        if self._plan.log_level != config.log_level:
+        if self._plan.logs.log_level != config.logs.log_level:
             # Another plan has come while it was started.
-            self.tell(SetLogLevel(self._plan.log_level))
+            self.tell(SetLogLevel(self._plan.logs.log_level))
         if self._tasks is not None:
             self._tasks.start_soon(self._watch, process)
 
@@ -351,8 +349,7 @@ class Supervisor:
             settings=msgspec.Raw(msgspec.json.encode(self._plan.settings)),
             addresses=self._addresses,
             parent=os.getpid(),
-            log_level=self._plan.log_level,
-            log_format=self._plan.log_format,
+            logs=self._plan.logs,
             epoch=self._plan.epoch,
             descriptors=self._plan.descriptors,
         )
@@ -377,7 +374,7 @@ class Supervisor:
         self._wake.set()
 
     async def _end(self) -> None:
-        self._ends_by = self._clock.now() + self._plan.shutdown_s + self._plan.deadlines.kill_s
+        self._ends_by = self._clock.now() + self._plan.shutdown_s + self._plan.supervision.kill_s
         process = self._process
         if process is None or not process.alive:
             return
@@ -385,7 +382,7 @@ class Supervisor:
             await self._ask_to_end(process)
         process.kill()
         # What was given up has been waited for.
-        with anyio.move_on_after(0 if self._error else self._plan.deadlines.kill_s):
+        with anyio.move_on_after(0 if self._error else self._plan.supervision.kill_s):
             await process.wait()
         remove_sockets(self._addresses)
         if process.alive:

@@ -222,7 +222,7 @@ def _check_used(options: SpeculationOptions, method: Method) -> None:
     """Refuse what was given for another method."""
     tree, tokens = options.eagle, options.lookup_tokens
     for user, name, given in (
-        ("eagle", "drafting_top_k", tree),
+        ("eagle", "draft_tree", tree),
         ("lookup", "lookup_tokens", tokens),
     ):
         if given and method != user:
@@ -259,16 +259,16 @@ def _with_draft(
         raise HearthError(
             "invalid_value",
             "this engine takes chains, of one token after each node: export it with "
-            "--verify trees, or ask for a drafting_top_k of 1",
-            "drafting_top_k",
+            "--verify trees, or ask for a draft_tree such as 1x6/7",
+            "draft_tree",
         )
-    _check_limit("verify_tree_size", eagle.tree_size, base.max_verify_tree_size)
-    _check_limit("drafting_top_k", eagle.proposal_size, draft.max_draft_tree_size)
+    _check_limit("draft_tree", eagle.tree_size, base.max_verify_tree_size)
+    _check_limit("draft_tree", eagle.proposal_size, draft.max_draft_tree_size, "to propose")
     if base.static_decode_batches:
         top_k, step = draft.static_drafting
-        check_built("drafting_top_k", eagle.drafting_top_k, (top_k,))
-        check_built("drafting_step", eagle.drafting_step, (step,))
-        check_built("verify_tree_size", eagle.tree_size, (base.max_verify_tree_size,))
+        nodes = base.max_verify_tree_size
+        asked = f"{eagle.drafting_top_k}x{eagle.drafting_step}/{eagle.tree_size}"
+        check_built("draft_tree", asked, (f"{top_k}x{step}/{nodes}",))
     return DeploymentConfig(
         structs.replace(base, max_verify_tree_size=eagle.tree_size),
         "eagle",
@@ -313,10 +313,10 @@ def _smaller(one: LLMEngineRunnerConfig, other: LLMEngineRunnerConfig) -> LLMEng
     )
 
 
-def _check_limit(name: str, asked: int, limit: int) -> None:
+def _check_limit(name: str, asked: int, limit: int, use: str = "to verify") -> None:
     if asked > limit:
         raise HearthError(
             "invalid_value",
-            f"{name} asks for {asked} tree nodes, the engine takes {limit} at this capacity",
+            f"{name} asks for {asked} tree nodes {use}, the engine takes {limit} at this capacity",
             name,
         )

@@ -38,7 +38,7 @@ def effective_config(
 
 
 def _with_backend(stored: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLMEngineRunnerConfig:
-    kind = options.engine_kind or stored.backend
+    kind = stored.backend if options.engine_kind == "auto" else options.engine_kind
     if kind == "simulated":
         return as_simulated(
             stored, options.step_ms or stored.step_ms, options.prefill_us or stored.prefill_us
@@ -56,7 +56,7 @@ def _with_backend(stored: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLM
 
 
 def _with_device(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> LLMEngineRunnerConfig:
-    if options.device in {"", config.device}:
+    if options.device in {"auto", config.device}:
         return config
     # A graph runs on both; the CPU has no operators in bfloat16.
     if config.backend == "onnxruntime" and config.dtype != "bfloat16":
@@ -86,7 +86,7 @@ def _check_processor(options: RuntimeOptions, config: LLMEngineRunnerConfig) -> 
             raise HearthError("unsupported_option", f"{name} is nothing to {engine}", name)
 
 
-def check_built(name: str, asked: int, built: tuple[int, ...]) -> None:
+def check_built(name: str, asked: int | str, built: tuple[int | str, ...]) -> None:
     """A plan has the shapes that it was built with."""
     if asked not in built:
         raise HearthError(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.admission import PolicySettings
 from actors.encoder_messages import Encode, Encoded, EncoderReady
 from actors.encodings import ImageArenas
 from actors.executor_messages import Offer
 from actors.image_work import ImageTimes
 from actors.messages import ExecutorLimits, RowsEnded, RowsFailed, RowsPlaced, Submit
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import ready
 
-SETTINGS = PolicySettings(fill_wait_s=0.0, ageing_s=1.0)
+SETTINGS = PolicySettings(fill_wait_ms=0.0, ageing_s=1.0)
 LIMITS = ExecutorLimits(max_batch=2, max_prompt_tokens=100, max_total_tokens=200)
 TIMES = ImageTimes(0.1, 0.2, 0.4)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from actors.admission import PolicySettings
 from actors.encoder_messages import (
     DropWork,
     Encode,
@@ -22,6 +21,7 @@ from actors.executor_messages import Offer
 from actors.image_work import ImageTimes
 from actors.messages import Embedded
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import Simulation
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.actor_message import FromExecutor
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer
 from actors.executor_word import ExecutorWord, Told
 from actors.messages import (
@@ -26,6 +25,7 @@ from actors.messages import (
     Submit,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.settings import PolicySettings
 from actors.waiting_queue import Entry
 from runtime.request import RequestOptions
 from tests.actors.simulated_executor import SimulatedExecutor

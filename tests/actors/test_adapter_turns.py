@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.admission import PolicySettings
 from actors.executor_messages import Release, Revoke
 from actors.messages import Continuation, RowsEnded, RowsPlaced, RowsReturned
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
-SETTINGS = PolicySettings(adapter_turn_s=0.5, queue_requests=4096, queue_tokens=1 << 30)
+SETTINGS = PolicySettings(adapter_turn_ms=500.0, queue_requests=4096, queue_tokens=1 << 30)
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
 
 
@@ -98,7 +98,7 @@ def test_a_turn_is_worth_the_prompts_that_it_computes_again() -> None:
     """It lasts for four times what it took until its first token, and for two seconds at most."""
     for prompt, most in ((290, 4 * 0.3), (790, 2.0)):
         simulation = Simulation(
-            msgspec.structs.replace(SETTINGS, adapter_turn_s=0.01),
+            msgspec.structs.replace(SETTINGS, adapter_turn_ms=10.0),
             limits=ONE_ROW,
             prefill_s_per_token=0.001,
         )
@@ -109,7 +109,7 @@ def test_a_turn_is_worth_the_prompts_that_it_computes_again() -> None:
 
 
 def test_a_row_that_got_its_place_at_the_end_of_a_turn_gives_way_as_the_others() -> None:
-    policy = SchedulerPolicy(msgspec.structs.replace(SETTINGS, fill_wait_s=0.0))
+    policy = SchedulerPolicy(msgspec.structs.replace(SETTINGS, fill_wait_ms=0.0))
     policy.executor_ready(ready(ONE_ROW), 0.0)
     for rid, name in enumerate("aab", 1):
         policy.submit(submit(rid, adapter=name, client=rid), 0.0)

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from actors.admission import PolicySettings, Refusal, queue_refusal, size_refusal, within_share
+from actors.admission import Refusal, queue_refusal, size_refusal, within_share
 from actors.messages import ExecutorLimits
+from actors.settings import PolicySettings
 from runtime.errors import CODES
 from tests.actors.simulation import entry
 

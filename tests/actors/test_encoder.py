@@ -21,6 +21,7 @@ from actors.image_work import ImageInput, ImageWork, Visual
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
 from actors.roles import EncoderSettings, HostConfig
+from actors.settings import EncoderOptions
 from actors.supervisor_messages import ActorHello, ActorProgress, ActorReady, SupervisorMessage
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.executor.engine import EngineOptions
@@ -62,7 +63,8 @@ class House:
         pictures, patches, embeddings = (arena.shared for arena in self.arenas)
         settings = EncoderSettings(
             engine=str(engine),
-            options=RuntimeOptions(threads=1, **options),
+            options=RuntimeOptions(**options),
+            own=EncoderOptions(nice=0, threads=1),
             pictures=pictures,
             patches=patches,
             embeddings=embeddings,

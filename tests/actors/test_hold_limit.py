@@ -13,7 +13,6 @@ import zmq
 
 from actors.actor_message import FromExecutor
 from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
-from actors.admission import PolicySettings
 from actors.executor import ExecutorActor
 from actors.executor_messages import ExecutorControl, ExecutorMessage
 from actors.executor_word import ExecutorWord
@@ -31,6 +30,7 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.scheduler import open_scheduler
+from actors.settings import PolicySettings
 from actors.supervisor_messages import SupervisorMessage
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
@@ -81,7 +81,7 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
     tmp_path: Path, batching: Literal["joining", "synchronous"]
 ) -> None:
     context: ZmqContext = zmq.Context()
-    settings = PolicySettings(batching=batching, hold_s=0.05, fill_wait_s=0.0)
+    settings = PolicySettings(batching=batching, hold_s=0.05, fill_wait_ms=0.0)
     scheduler = open_scheduler(context, settings)
     tokenizer: Receiver[TokenizerMessage] = Receiver(context, [TOKENIZER], TokenizerMessage, 1000)
     door: Receiver[DoorMessage] = Receiver(context, [DOOR], DoorMessage, 100)

@@ -20,6 +20,7 @@ from actors.host import ROLES, main, run_actor
 from actors.mailbox import Receiver, Sender, ZmqContext
 from actors.messages import ExecutorLimits, RowsFailed, Shutdown, Step, TokenizerMessage
 from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
+from actors.settings import LogSettings
 from actors.supervisor_messages import (
     ActorFailed,
     ActorHello,
@@ -52,7 +53,7 @@ class House:
             settings=raw(self.settings),
             addresses=addresses,
             parent=os.getpid(),
-            log_level="error",
+            logs=LogSettings(log_level="error"),
         )
         self.supervisor: Receiver[SupervisorMessage] = Receiver(
             context, [addresses.supervisor], SupervisorMessage, 100

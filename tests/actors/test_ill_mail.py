@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
@@ -25,6 +24,7 @@ from actors.messages import (
     TokenizerMessage,
 )
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest, RowToken
 from tests.actors.executor_house import open_house
@@ -69,7 +69,7 @@ def test_tokens_that_are_nobodys_cannot_be_told() -> None:
 
 
 def test_of_two_requests_with_one_number_the_first_gets_the_answers() -> None:
-    policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0))
+    policy = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0))
     policy.executor_ready(ready(LIMITS), 0.0)
     assert policy.submit(submit(1, prompt=3), 0.0) == [Accepted(1, 3)]
     assert policy.submit(submit(1, prompt=4), 0.0) == []

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors.logs import Level, LossyStream, certain_log, configure_logging, request_id
+from actors.logs import LossyStream, certain_log, configure_logging, request_id
+from actors.settings import Level
 
 FULL = Path("/dev/full")
 

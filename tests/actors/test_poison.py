@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer, Release, Revoke
 from actors.messages import (
     Accepted,
@@ -18,6 +17,7 @@ from actors.messages import (
     Submit,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.settings import PolicySettings
 from actors.suspects import MEMORY_S
 from runtime.request import RequestOptions
 from tests.actors.simulation import LIMITS, ready
@@ -29,7 +29,7 @@ class Desk:
     """A policy with an executor, and a clock."""
 
     def __init__(self, places: int = 8) -> None:
-        self.policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0))
+        self.policy = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0))
         self.now = 0.0
         self.rid = 0
         self.incarnation = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer, Release, Revoke
 from actors.messages import RowsEnded, RowsPlaced, RowsReturned
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
@@ -17,7 +17,7 @@ ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
 @pytest.fixture
 def policy() -> SchedulerPolicy:
     """One place, taken by request 1; requests 2 to 4 wait, of which 2 is offered."""
-    made = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, hold_s=50.0))
+    made = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0, hold_s=50.0))
     made.executor_ready(ready(ONE_ROW), 0.0)
     for rid in (1, 2, 3, 4):
         made.submit(submit(rid, client=1), 0.0)

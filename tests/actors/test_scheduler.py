@@ -12,7 +12,6 @@ import pytest
 import structlog
 import zmq
 
-from actors.admission import PolicySettings
 from actors.encoder_messages import (
     DropWork,
     Encode,
@@ -48,6 +47,7 @@ from actors.messages import (
 )
 from actors.scheduler import SchedulerActor
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
 from tests.actors.simulation import LIMITS, submit
 
@@ -175,7 +175,7 @@ async def test_in_synchronous_batches_the_rest_is_offered_behind_all_others() ->
 
 
 async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
-    async with house(PolicySettings(hold_s=0.05, fill_wait_s=0.0)) as made:
+    async with house(PolicySettings(hold_s=0.05, fill_wait_ms=0.0)) as made:
         made.control.post(ONE_PLACE)
         made.submit.post(submit(1))
         await made.work.receive()
@@ -192,7 +192,7 @@ async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
 
 
 async def test_who_is_higher_is_offered_and_the_last_one_revoked() -> None:
-    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+    async with house(PolicySettings(fill_wait_ms=0.0)) as made:
         made.control.post(ONE_PLACE)
         for rid in (1, 2):
             made.submit.post(submit(rid))
@@ -205,7 +205,7 @@ async def test_who_is_higher_is_offered_and_the_last_one_revoked() -> None:
 
 
 async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
-    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+    async with house(PolicySettings(fill_wait_ms=0.0)) as made:
         made.control.post(READY)
         made.submit.post(submit(1))
         await made.work.receive()
@@ -217,7 +217,7 @@ async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
 
 
 async def test_rows_that_have_ended_or_failed_run_no_longer() -> None:
-    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+    async with house(PolicySettings(fill_wait_ms=0.0)) as made:
         made.control.post(READY)
         for rid in (1, 2, 3):
             made.submit.post(submit(rid))
@@ -238,7 +238,7 @@ async def test_refusals_go_to_the_tokenizer() -> None:
 
 
 async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> None:
-    async with house(PolicySettings(fill_wait_s=0.0)) as made:
+    async with house(PolicySettings(fill_wait_ms=0.0)) as made:
         made.control.post(ONE_PLACE)
         made.submit.post(submit(1))
         assert rids(await made.work.receive()) == [1]
@@ -268,7 +268,7 @@ async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> Non
 async def test_mail_for_an_executor_that_takes_none_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with house(PolicySettings(fill_wait_s=0.0), limit=1) as made:
+    async with house(PolicySettings(fill_wait_ms=0.0), limit=1) as made:
         made.control.post(READY)
         made.submit.post(submit(1))
         await made.work.receive()

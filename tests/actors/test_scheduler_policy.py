@@ -5,10 +5,10 @@ import statistics
 import msgspec
 import pytest
 
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer, Release
 from actors.messages import Cancel, Continuation, RowsEnded, RowsFailed, RowsPlaced, RowsReturned
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 JOINING = PolicySettings()
@@ -197,7 +197,7 @@ def test_exact_limits_work_and_one_more_is_refused(
 
 def desk(**settings: float) -> SchedulerPolicy:
     """A policy that waits for nobody, and an executor of one row."""
-    policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, **settings))  # type: ignore[arg-type]  # numbers
+    policy = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0, **settings))  # type: ignore[arg-type]  # numbers
     policy.executor_ready(ready(ONE_ROW), 0.0)
     return policy
 
@@ -225,14 +225,14 @@ def test_new_settings_count_at_once_and_what_was_admitted_stays() -> None:
         policy.submit(submit(rid), 0.0)
     policy.tick(0.0)
     policy.rows_placed(RowsPlaced(1, [0]), 0.0)
-    policy.adopt(PolicySettings(fill_wait_s=0.0, hold_s=0.5, queue_requests=3))
+    policy.adopt(PolicySettings(fill_wait_ms=0.0, hold_s=0.5, queue_requests=3))
     (refused,) = policy.submit(submit(5), 0.1)
     assert isinstance(refused, RowsFailed)
     assert refused.code == "queue_full"
     assert policy.tick(0.6)[-1] == Release([0])
     policy.rows_returned(RowsReturned(1, [Continuation(0, [5])]), 0.7)
     assert policy.report(0).refused == 1, "nobody who waited is refused now"
-    policy.adopt(PolicySettings(batching="synchronous", fill_wait_s=0.0))
+    policy.adopt(PolicySettings(batching="synchronous", fill_wait_ms=0.0))
     assert [one for one in policy.tick(0.7) if isinstance(one, Offer)] == []
 
 
@@ -282,7 +282,7 @@ def test_a_place_is_not_counted_twice_while_its_last_token_is_told() -> None:
 
 
 def test_requests_that_are_offered_and_have_no_place_count_as_waiting() -> None:
-    policy = SchedulerPolicy(PolicySettings(fill_wait_s=0.0, queue_requests=2))
+    policy = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0, queue_requests=2))
     policy.executor_ready(ready(ONE_ROW), 0.0)
     for rid in (1, 2, 3):
         policy.submit(submit(rid, prompt=rid), 0.0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.admission import PolicySettings
+from actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 
 SETTINGS = PolicySettings(batching="synchronous")
@@ -27,7 +27,7 @@ def test_a_free_executor_lets_the_next_batch_fill_although_one_has_waited() -> N
 
 
 def test_after_a_release_nobody_waits_again() -> None:
-    settings = msgspec.structs.replace(SETTINGS, hold_s=0.5, fill_wait_s=0.1)
+    settings = msgspec.structs.replace(SETTINGS, hold_s=0.5, fill_wait_ms=100.0)
     simulation = Simulation(settings)
     simulation.arrive(0.0, submit(1, tokens=100))
     simulation.arrive(0.2, submit(2))

@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from actors.actor_message import FromExecutor
-from actors.admission import PolicySettings
 from actors.executor_messages import Offer
 from actors.mailbox import Receiver, Sender
 from actors.messages import (
@@ -33,12 +32,14 @@ from actors.messages import (
     Submit,
 )
 from actors.scheduler_policy import Decision, SchedulerPolicy
+from actors.settings import PolicySettings
 from actors.tokenizer import TokenizerActor
 from daemon.door import dispatch
 from daemon.door.dispatch import Dispatch
+from daemon.door.facts import DoorFacts
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
@@ -87,7 +88,7 @@ class World:
         self.asked: dict[tuple[int, str], int] = {}
         self.offered: set[int] = set()
         self._doors(tokenizer)
-        settings = PolicySettings(hold_s=0.02, fill_wait_s=0.002, queue_requests=64)
+        settings = PolicySettings(hold_s=0.02, fill_wait_ms=2.0, queue_requests=64)
         self.policy = SchedulerPolicy(settings)
         self.executor = SimulatedExecutor(
             incarnation=1, places=3, step_s=0.001, prefill_s=0.0, tell=self.to_tokenizer.post
@@ -108,17 +109,16 @@ class World:
             to_door=cast("Sender[Any]", self.to_door),
             tokenizer=tokenizer,
         )
-        state, settings = DoorState(DoorFacts(server="x", places=3)), DoorSettings()
+        state = DoorState(DoorFacts(server="x", places=3), DoorSettings(), PolicySettings())
         state.life = Life("ready")
         self.dispatch = Dispatch(
-            settings,
             state,
             cast("DoorSockets", self),
             to_tokenizer=cast("Sender[Any]", self.to_tokenizer),
             to_scheduler=cast("Sender[Any]", self.to_scheduler),
             to_scheduler_control=cast("Sender[Any]", self.to_control),
         )
-        self.requests = Requests(settings, state, self.dispatch)
+        self.requests = Requests(state, self.dispatch)
         self.replies = Replies(state, self.dispatch, lambda _ended: None)
         self._opens: list[tuple[Box, Callable[[Any], None]]] = [
             (self.to_tokenizer, self._tokenizer_hears),

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from daemon import check
 from daemon.check import inspect_engine
-from daemon.configuration.settings import Settings
-from daemon.wiring import runtime_options
+from daemon.configuration.settings import Settings, settings_of
+from daemon.engine_settings import runtime_options
 from runtime.config import load_config
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
@@ -18,13 +18,14 @@ from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.draft_options import DraftOptions
 from runtime.onnx_runtime import CUDA_PROVIDER
+from runtime.options import draft_tree
 from tests.daemon.conftest import REFERENCE
 from tests.daemon.test_gpu_facts import GPU
 from tests.eagle_models import write_draft
 
 
 def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
-    settings = Settings(threads=1, max_batch=2, speculation="off")
+    settings = settings_of(threads=1, max_batch=2, speculation="off")
     report = inspect_engine(settings, tiny_engine)
     assert report.ok
     assert report.reason is None
@@ -35,7 +36,7 @@ def test_the_report_says_what_would_be_used(tiny_engine: Path) -> None:
 
 
 def test_a_row_holds_less_where_it_speculates(tiny_engine: Path) -> None:
-    report = inspect_engine(Settings(speculation="lookup"), tiny_engine)
+    report = inspect_engine(settings_of(speculation="lookup"), tiny_engine)
     with closing(LLMInferenceRuntime.open(tiny_engine, runtime_options(Settings()))) as runtime:
         assert report.capacity == runtime.capacity == 96 - 4
     assert report.max_prompt_tokens == 91
@@ -45,11 +46,11 @@ def test_a_row_holds_less_where_it_speculates(tiny_engine: Path) -> None:
     ("settings", "words"),
     [
         (Settings(), "lookup, 4 tokens"),
-        (Settings(speculation="lookup", lookup_tokens=7), "lookup, 7 tokens"),
-        (Settings(speculation="off"), "off"),
-        (Settings(engine_kind="simulated"), "off"),
-        (Settings(capacity=6), "lookup, 4 tokens"),
-        (Settings(capacity=5), "off"),
+        (settings_of(speculation="lookup", lookup_tokens=7), "lookup, 7 tokens"),
+        (settings_of(speculation="off"), "off"),
+        (settings_of(engine_kind="simulated"), "off"),
+        (settings_of(capacity=6), "lookup, 4 tokens"),
+        (settings_of(capacity=5), "off"),
     ],
 )
 def test_the_report_says_how_it_speculates(
@@ -61,14 +62,14 @@ def test_the_report_says_how_it_speculates(
 def test_the_report_has_the_tree_of_a_draft(tmp_path: Path) -> None:
     draft = DraftOptions(folder=write_draft(REFERENCE, tmp_path / "draft"))
     export_model(REFERENCE, tmp_path / "engine", ExportOptions(capacity=96, draft=draft))
-    settings = Settings(drafting_top_k=4, drafting_step=3, verify_tree_size=16)
+    settings = settings_of(draft_tree=draft_tree("4x3/16"))
     report = inspect_engine(settings, tmp_path / "engine")
     assert report.speculation == "eagle, top-k 4, step 3, 16 nodes"
 
 
 def test_a_draft_that_is_not_there_is_refused(tiny_engine: Path) -> None:
     with pytest.raises(HearthError) as caught:
-        inspect_engine(Settings(speculation="eagle"), tiny_engine)
+        inspect_engine(settings_of(speculation="eagle"), tiny_engine)
     assert (caught.value.code, caught.value.field) == ("unsupported_option", "speculation")
 
 
@@ -77,7 +78,7 @@ def test_what_does_not_fit_is_not_ok(tiny_engine: Path, monkeypatch: pytest.Monk
     report = inspect_engine(Settings(), tiny_engine)
     assert not report.ok
     assert "1 row of 96 tokens would take" in (report.reason or "")
-    asked = inspect_engine(Settings(max_batch=4, capacity=96), tiny_engine)
+    asked = inspect_engine(settings_of(max_batch=4, capacity=96), tiny_engine)
     assert "lower max_batch or capacity" in (asked.reason or "")
 
 
@@ -103,12 +104,12 @@ def test_a_damaged_file_is_refused_by_name(tiny_engine: Path, tmp_path: Path) ->
     with pytest.raises(HearthError) as caught:
         inspect_engine(Settings(), folder)
     assert caught.value.field == "tokenizer.json"
-    assert inspect_engine(Settings(verify=False), folder).ok
+    assert inspect_engine(settings_of(verify=False), folder).ok
 
 
 def test_more_than_the_engine_was_built_for_is_refused(tiny_engine: Path) -> None:
     with pytest.raises(HearthError) as caught:
-        inspect_engine(Settings(max_batch=5), tiny_engine)
+        inspect_engine(settings_of(max_batch=5), tiny_engine)
     assert caught.value.field == "max_batch"
 
 
@@ -173,7 +174,7 @@ def test_what_was_chosen_is_told_with_the_reason(
     whole = inspect_engine(Settings(), tiny_engine)
     free = whole.memory_needed
     monkeypatch.setattr(check, "available_memory", lambda: free)
-    asked = Settings(max_batch=1, capacity=96, prefix_cache_bytes=0)
+    asked = settings_of(max_batch=1, capacity=96, prefix_cache_bytes=0)
     few = inspect_engine(asked, tiny_engine).memory_needed
     monkeypatch.setattr(check, "available_memory", lambda: few * 8 // 7 + 8)
     report = inspect_engine(Settings(), tiny_engine)

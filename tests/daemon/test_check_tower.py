@@ -10,14 +10,14 @@ from click.testing import CliRunner
 
 from daemon.check import inspect_engine, with_answer
 from daemon.cli.check import check
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from runtime.engine_folder import ANSWER_FILE, record_files
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
 from tests.vision_models import write_vision_model
 
-SETTINGS = Settings(threads=1)
+SETTINGS = settings_of(threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_tower_is_in_the_table_and_in_the_report(seeing: Path) -> None:
     assert (report.tower.family, report.tower.layers, report.tower.image_tokens) == (
         "qwen3_vl", 4, 36,
     )  # fmt: skip
-    fewer = inspect_engine(Settings(threads=1, image_tokens=20), seeing).tower
+    fewer = inspect_engine(settings_of(threads=1, image_tokens=20), seeing).tower
     assert fewer is not None
     assert fewer.image_tokens == 16
     result = CliRunner().invoke(check, ["--engine", str(seeing), "--threads", "1", "--answer"])

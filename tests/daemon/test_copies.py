@@ -14,7 +14,6 @@ import pytest
 from hearth_client import protocol
 from msgspec import structs
 
-from actors.admission import PolicySettings
 from actors.arena import Arena
 from actors.arena_embeddings import ArenaEmbeddings
 from actors.encoder_messages import Encode, Encoded, EncoderReady
@@ -23,8 +22,8 @@ from actors.executor_messages import Offer
 from actors.image_work import ImageTimes, Visual
 from actors.messages import Prepare, Request, Submit
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from daemon.door.pictures import Pictures, VisualPart
-from daemon.door.settings import DoorSettings
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.actors.simulation import LIMITS, ready
 from tests.runtime.engine_configs import small_config
@@ -48,8 +47,8 @@ def no_copy() -> Iterator[None]:
 
 def taken(pictures: Pictures, shown: list[VisualPart], frame: bytes) -> list[Visual]:
     """As the front door takes one."""
-    settings, views = DoorSettings(image_bytes=len(frame)), [memoryview(frame)]
-    filling = pictures.fill(shown, views, pictures.reserve(views, settings, 0), len(frame))
+    views = [memoryview(frame)]
+    filling = pictures.fill(shown, views, pictures.reserve(views, 0, 0.75), len(frame))
     with pytest.raises(StopIteration) as done:
         next(filling)
     visuals: list[Visual] = done.value.value
@@ -69,7 +68,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     config = structs.replace(small_config(), hidden_size=1024, num_deepstack_features=3)
     store = ArenaEmbeddings(embeddings, config)
     policy = SchedulerPolicy(
-        PolicySettings(fill_wait_s=0.0, queue_tokens=1 << 20),
+        PolicySettings(fill_wait_ms=0.0, queue_tokens=1 << 20),
         ImageArenas(patches.slots(), embeddings.slots(), eyes.config.patch_bytes, 4 * 4 * 1024),
     )
     limits = structs.replace(LIMITS, max_prompt_tokens=1 << 16, max_total_tokens=1 << 17)

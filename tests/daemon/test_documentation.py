@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import msgspec
 import pytest
 
 from daemon.cli import cli
-from daemon.configuration.settings import FIELDS
-from daemon.configuration.words import allowed, description, shown
-from daemon.reload import RELOADABLE
+from daemon.configuration.settings import SETTINGS, Setting
+from daemon.configuration.words import allowed, shown
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -21,19 +19,22 @@ def rows() -> dict[str, str]:
     return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
 
 
-def expected(field: msgspec.structs.FieldInfo) -> str:
-    mark = " (r)" if field.name in RELOADABLE else ""
-    parts = (f"`{field.name}`{mark}", f"`{shown(field.default)}`", allowed(field.type))
-    return f"| {' | '.join(parts)} | {description(field.type)} |"
+def expected(setting: Setting) -> str:
+    declared = setting.declared
+    letters = ["r"] * declared.reloads + ["e"] * declared.expert
+    mark = f" ({', '.join(letters)})" if letters else ""
+    values = allowed(setting.type, declared.form)
+    parts = (f"`{setting.name}`{mark}", f"`{shown(setting.default)}`", values)
+    return f"| {' | '.join(parts)} | {declared.description} |"
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_the_documentation_has_every_setting_as_it_is(name: str, rows: dict[str, str]) -> None:
-    assert rows[name] == expected(FIELDS[name])
+    assert rows[name] == expected(SETTINGS[name])
 
 
 def test_the_documentation_has_no_other_setting(rows: dict[str, str]) -> None:
-    assert set(rows) == set(FIELDS)
+    assert set(rows) == set(SETTINGS)
 
 
 def test_the_protocol_page_points_to_the_specification() -> None:

@@ -20,7 +20,7 @@ from hearth_client import (
 )
 
 from daemon.check import inspect_engine
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from daemon.control.client import ask
 from daemon.control.messages import (
     Cancelled,
@@ -374,7 +374,7 @@ def test_many_requests_of_several_threads_end_exactly_once(shared: OwnDaemon) ->
 def test_a_machine_with_little_memory_gets_fewer_rows_and_is_told_why(
     tiny_engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Settings(max_batch=1, capacity=CAPACITY, prefix_cache_bytes=0)
+    asked = settings_of(max_batch=1, capacity=CAPACITY, prefix_cache_bytes=0)
     needed = inspect_engine(asked, tiny_engine).memory_needed
     (tmp_path / "sitecustomize.py").write_text(LITTLE_MEMORY.format(free=needed * 8 // 7 + 8))
     path = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]

@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from daemon import notify as notify_module
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from daemon.exit_codes import CONFIGURATION, EXECUTOR_FAILED, EXECUTOR_STUCK, FAILED
 from daemon.service import serve
 from daemon.supervision.restart_policy import stuck
@@ -43,7 +43,7 @@ def test_each_failure_has_its_code_and_its_last_words(
     told: list[str] = []
     monkeypatch.setattr(Supervisor, "run", run)
     monkeypatch.setattr(notify_module, "notify", told.append)
-    settings = Settings(socket=str(short_folder / "s"), log_format="json")
+    settings = settings_of(socket=str(short_folder / "s"), log_format="json")
     assert serve(settings, tiny_engine) == code
     structlog.reset_defaults()
     assert words in capsys.readouterr().err.splitlines()[-1]

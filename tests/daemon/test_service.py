@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from daemon.door.keys import make_server_keys
 from daemon.exit_codes import CONFIGURATION, STOPPED
 from daemon.service import serve
@@ -17,7 +17,7 @@ from daemon.service import serve
 def log_of(engine: Path, capsys: pytest.CaptureFixture[str], **settings: str | int) -> str:
     """What a start says that these settings end before an actor has begun to load."""
     try:
-        assert serve(Settings(log_format="json", **settings), engine) == CONFIGURATION  # type: ignore[arg-type]
+        assert serve(settings_of(log_format="json", **settings), engine) == CONFIGURATION
     finally:
         structlog.reset_defaults()
     text = capsys.readouterr().err
@@ -69,12 +69,12 @@ def test_a_port_that_is_taken_ends_before_anything_is_loaded(
 ASKED_EARLY = """
 import signal, sys
 from pathlib import Path
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from daemon.signals import held_signals
 with held_signals() as send_again:
     signal.raise_signal(signal.SIGTERM)
     from daemon.service import serve
-    settings = Settings(socket=sys.argv[1], engine_kind="simulated", log_format="json")
+    settings = settings_of(socket=sys.argv[1], engine_kind="simulated", log_format="json")
     sys.exit(serve(settings, Path(sys.argv[2]), send_again=send_again))
 """
 

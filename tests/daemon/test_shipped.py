@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from daemon import shipped
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import Settings, settings_of
 from daemon.shipped import engine_folder, same_engine, shipped_engine, wants_kernels
 from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
@@ -159,11 +159,11 @@ def test_kernels_have_a_folder_of_their_own_and_ask_for_no_library(
 def test_the_shipped_model_is_served_by_kernels_on_a_gpu(
     device: Any, kind: Any, *, kernels: bool
 ) -> None:
-    settings = Settings(device=device, engine_kind=kind)
+    settings = settings_of(device=device, engine_kind=kind)
     assert wants_kernels(settings) is kernels
     assert same_engine(settings, Settings()) is not kernels
     named = structs.replace(settings, engine="x")
-    assert same_engine(named, Settings(engine="x"))
+    assert same_engine(named, settings_of(engine="x"))
     assert not same_engine(named, settings)
 
 

@@ -9,15 +9,16 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from daemon import wiring
-from daemon.configuration.settings import Settings
+from daemon.actor_plans import encoder_plan, executor_plan
+from daemon.configuration.settings import Settings, replaced, settings_of
+from daemon.engine_settings import runtime_options
 from daemon.sight import most_tokens, open_sight
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
 from tests.runtime.pictures.photographs import config_like
 
-SETTINGS = Settings(
+SETTINGS = settings_of(
     images_in_flight_bytes=1 << 20,
     image_cache_bytes=1 << 21,
     encoder_nice=5,
@@ -41,9 +42,9 @@ def engine(tmp_path: Path) -> Path:
 def test_a_model_of_text_alone_has_no_memory_for_pictures(tmp_path: Path) -> None:
     with ExitStack() as opened:
         assert open_sight(SETTINGS, tmp_path, CONFIG, opened) is None
-    plan = wiring.executor_plan(SETTINGS, tmp_path)
+    plan = executor_plan(SETTINGS, tmp_path)
     assert plan.descriptors == ()
-    assert wiring.runtime_options(SETTINGS).image_memory == 3 << 20, "for one that sees"
+    assert runtime_options(SETTINGS).image_memory == 3 << 20, "for one that sees"
 
 
 def test_the_memory_is_that_of_the_settings_and_of_the_tower(engine: Path) -> None:
@@ -63,14 +64,16 @@ def test_each_setting_reaches_the_encoder_and_both_processes_inherit_the_memory(
     with ExitStack() as opened:
         sight = open_sight(SETTINGS, engine, CONFIG, opened)
         assert sight is not None
-        plan = wiring.encoder_plan(SETTINGS, engine, "ab", sight)
-        executor = wiring.executor_plan(SETTINGS, engine, "ab", sight)
+        plan = encoder_plan(SETTINGS, engine, "ab", sight)
+        executor = executor_plan(SETTINGS, engine, "ab", sight)
         told = msgspec.to_builtins(plan.settings)
-        assert (told["nice"], told["options"]["threads"]) == (5, 6)
-        assert (told["image_decode_timeout_s"], told["image_decode_memory_bytes"]) == (8, 1 << 27)
+        assert told["own"] == msgspec.to_builtins(SETTINGS.encoder)
+        assert (told["own"]["encoder_nice"], told["own"]["encoder_threads"]) == (5, 6)
         assert plan.descriptors == executor.descriptors == sight.descriptors
-        assert (plan.role, plan.epoch, executor.restart_limit) == ("encoder", "ab", 2)
-        assert plan.restart_limit == sys.maxsize, "text goes on however often it is lost"
+        assert (plan.role, plan.epoch, executor.supervision.restart_limit) == ("encoder", "ab", 2)
+        assert plan.supervision.restart_limit == sys.maxsize, (
+            "text goes on however often it is lost"
+        )
         for name in ("patches", "embeddings"):
             shared = msgspec.to_builtins(getattr(sight, name).shared)
             assert told[name] == msgspec.to_builtins(executor.settings)[name] == shared
@@ -79,12 +82,12 @@ def test_each_setting_reaches_the_encoder_and_both_processes_inherit_the_memory(
 
 def test_an_image_has_half_of_the_longest_prompt_unless_a_setting_says_otherwise() -> None:
     assert most_tokens(Settings(), CONFIG) == 199
-    assert most_tokens(Settings(queue_tokens=100), CONFIG) == 50
-    assert most_tokens(Settings(image_tokens=16), CONFIG) == 16
+    assert most_tokens(settings_of(queue_tokens=100), CONFIG) == 50
+    assert most_tokens(settings_of(image_tokens=16), CONFIG) == 16
 
 
 def test_an_image_has_no_more_before_the_executor_is_there(engine: Path) -> None:
-    settings = structs.replace(SETTINGS, image_tokens=16)
+    settings = replaced(SETTINGS, image_tokens=16)
     with ExitStack() as opened:
         sight = open_sight(settings, engine, CONFIG, opened)
         assert sight is not None

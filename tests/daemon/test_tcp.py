@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from hearth_client import Client, NotAllowed
 
 from daemon.cli.status import status
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from daemon.control.client import ask
 from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
 from daemon.door.keys import add_client, make_server_keys, remove_client
@@ -72,7 +72,7 @@ def test_keys_are_added_and_removed_while_a_daemon_serves(
         refused = next(line for line in text.splitlines() if 'code="not_allowed"' in line)
         assert float(refused.split()[-1]) >= 1
 
-        second = Settings(
+        second = settings_of(
             socket=str(short_folder / "2"), tcp_port=port, keys=str(keys), log_format="json"
         )
         assert serve(second, tiny_engine) == 78

@@ -10,7 +10,7 @@ import pytest
 import structlog
 from hearth_client import Client
 
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from daemon.control.client import ask
 from daemon.control.messages import Reload, Reloaded
 from daemon.own_daemon import OwnDaemon, own_daemon
@@ -85,7 +85,7 @@ def test_a_service_from_start_to_end_with_reloads_that_lose_no_request(
 def test_the_reason_of_a_failure_is_the_last_that_the_manager_shows(
     manager: Manager, tmp_path: Path
 ) -> None:
-    assert serve(Settings(log_format="json"), tmp_path / "none") == 78
+    assert serve(settings_of(log_format="json"), tmp_path / "none") == 78
     structlog.reset_defaults()
     manager.close()
     (*_, last, _end) = manager.until("end")

@@ -59,7 +59,7 @@ def test_of_several_supervisors_one_that_is_not_well_is_told_of() -> None:
 
 def test_the_manager_hears_nothing_of_a_supervisor_that_hangs() -> None:
     supervisor = Supervisor()
-    dog = Watchdog(supervisor, 300, WATCHED)
+    dog = Watchdog(supervisor, lambda: 300.0, WATCHED)
     dog.serves()
     supervisor.turn(50, due=110)
     assert dog.words() == ["WATCHDOG=1"]
@@ -71,7 +71,7 @@ def test_the_manager_hears_nothing_of_a_supervisor_that_hangs() -> None:
 
 def test_an_executor_that_hangs_is_no_reason_while_the_supervisor_replaces_it() -> None:
     supervisor = Supervisor()
-    dog = Watchdog(supervisor, 300, WATCHED)
+    dog = Watchdog(supervisor, lambda: 300.0, WATCHED)
     dog.serves()
     # No progress for its 60 s, then killed, then ten seconds for its end.
     for now in range(61):
@@ -83,31 +83,32 @@ def test_an_executor_that_hangs_is_no_reason_while_the_supervisor_replaces_it() 
 
 def test_a_start_is_extended_piece_by_piece_up_to_its_limit() -> None:
     supervisor = Supervisor()
-    dog = Watchdog(supervisor, 20, {})
+    dog = Watchdog(supervisor, lambda: 20.0, {})
     assert dog.words() == ["EXTEND_TIMEOUT_USEC=15000000"]
     supervisor.turn(12)
     assert dog.words() == ["EXTEND_TIMEOUT_USEC=8000000"]
     supervisor.turn(20)
     assert dog.words() == []
-    ready = Watchdog(supervisor, 300, {})
+    ready = Watchdog(supervisor, lambda: 300.0, {})
     ready.serves()
     assert ready.words() == []
 
 
 def test_a_start_that_goes_on_takes_another_limit_and_one_that_is_over_none() -> None:
     supervisor = Supervisor()
-    dog = Watchdog(supervisor, 20, WATCHED)
+    limit = 20.0
+    dog = Watchdog(supervisor, lambda: limit, WATCHED)
     supervisor.turn(19)
-    dog.adopt(100)
+    limit = 100.0
     assert dog.words() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=15000000"]
     dog.serves()
-    dog.adopt(300)
+    limit = 300.0
     assert dog.words() == ["WATCHDOG=1"]
 
 
 def test_a_stop_is_extended_by_what_it_may_take() -> None:
     supervisor = Supervisor()
-    dog = Watchdog(supervisor, 20, WATCHED)
+    dog = Watchdog(supervisor, lambda: 20.0, WATCHED)
     dog.serves()
     supervisor.turn(1000)
     dog.stops(60)
@@ -119,13 +120,13 @@ def test_a_stop_is_extended_by_what_it_may_take() -> None:
 
 
 def test_it_sleeps_as_long_as_the_manager_lets_it() -> None:
-    dog = Watchdog(Supervisor(), 20, {"WATCHDOG_USEC": "30000000"})
+    dog = Watchdog(Supervisor(), lambda: 20.0, {"WATCHDOG_USEC": "30000000"})
     assert dog.pause_s == 1.0
     dog.serves()
     assert dog.pause_s == 10.0
     dog.stops(60)
     assert dog.pause_s == 1.0
-    alone = Watchdog(Supervisor(), 20, {})
+    alone = Watchdog(Supervisor(), lambda: 20.0, {})
     alone.serves()
     assert alone.pause_s == math.inf
 
@@ -146,7 +147,7 @@ async def test_it_speaks_again_and_again_and_is_silent_when_there_is_nothing_to_
 
     monkeypatch.setattr(module, "notify", notify)
     supervisor = Supervisor()
-    dog = Watchdog(supervisor, 20, {"WATCHDOG_USEC": "3000"})
+    dog = Watchdog(supervisor, lambda: 20.0, {"WATCHDOG_USEC": "3000"})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(dog.run)
         with anyio.fail_after(20):

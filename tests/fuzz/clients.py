@@ -13,9 +13,11 @@ from hearth_client.protocol import ClientMessage, ServerMessage
 
 from actors import messages as m
 from actors.arena import Arena
+from actors.settings import PolicySettings
+from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket
 from daemon.life import Life
 from runtime.errors import CODES
@@ -29,7 +31,7 @@ _SETTINGS: dict[str, Any] = {
     "clients": 6,
     "requests_per_client": 4,
     "frame_bytes": 4096,
-    "images": 2,
+    "images_per_request": 2,
     "image_bytes": 1024,
 }
 _KEPT_OPEN = 6
@@ -40,7 +42,7 @@ class Clients:
 
     def __init__(self, folder: Path, seed: int, listeners: Sequence[Listener] = ()) -> None:
         self.random = Random(seed)
-        self.socket = FakeSocket(_SETTINGS["images"])
+        self.socket = FakeSocket(_SETTINGS["images_per_request"])
         self.inbox = Inbox(m.DoorMessage)
         self.tokenizer = Outbox(m.TokenizerMessage)
         self.scheduler = Outbox(m.SchedulerMessage)
@@ -48,6 +50,7 @@ class Clients:
         self.arena = Arena.create("fuzz", 4096)
         self.door = FrontDoor(
             DoorSettings(socket=str(folder / "f.sock"), **_SETTINGS),
+            PolicySettings(),
             inbox=self.inbox,
             to_tokenizer=self.tokenizer,
             to_scheduler=self.scheduler,

@@ -12,13 +12,13 @@ import pytest
 import zmq
 
 from actors import messages as m
-from actors.admission import PolicySettings
 from actors.encoder_messages import Encode, Encoded, EncoderReady
 from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
 from actors.image_work import ImageTimes
 from actors.mailbox import Sender
 from actors.scheduler import SchedulerActor
 from actors.scheduler_policy import SchedulerPolicy
+from actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
 from tests.fuzz.flat import all_mutations
 from tests.fuzz.mail import Inbox, Outbox

@@ -10,10 +10,12 @@ import msgspec
 
 from actors import messages as m
 from actors.addresses import Addresses, SocketFolder
+from actors.settings import PolicySettings
 from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from daemon import wiring
-from daemon.configuration.settings import Settings
+from daemon.actor_plans import executor_plan, executor_ready
+from daemon.configuration.settings import settings_of
 from daemon.door.executor_report import executor_report
+from daemon.door.facts import door_facts, within
 from daemon.life import Life
 from daemon.supervision.supervisor import Listeners, Supervisor
 from runtime.errors import HearthError
@@ -33,12 +35,12 @@ class House:
 
     def __init__(self) -> None:
         self.inbox = Inbox(SupervisorMessage)
-        settings = Settings(engine_kind="simulated")
+        settings = settings_of(engine_kind="simulated")
         self.config = simulated_config()
         self.life = Life()
         self.ready = self.unfit = 0
         self.supervisor = Supervisor(
-            wiring.executor_plan(settings, Path()),
+            executor_plan(settings, Path()),
             context=CONTEXT,
             sockets=SocketFolder(Path("/nowhere")),
             inbox=self.inbox,
@@ -56,7 +58,7 @@ class House:
         """Start the policy again, as it is when the first process has been started."""
         policy = type(self.supervisor._policy)
         plan = self.supervisor._plan
-        self.supervisor._policy = policy(plan.role, plan.deadlines, plan.restart_limit)
+        self.supervisor._policy = policy(plan.role, plan.supervision)
         self.supervisor._policy.tick(self.supervisor._clock.now())
         self.supervisor._name = NAME
 
@@ -72,14 +74,14 @@ class House:
 
     async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
         try:
-            told = wiring.executor_ready(ready, addresses)
+            told = executor_ready(ready, addresses)
         except HearthError:
             # The daemon ends by this name: its executor is of no use.
             self.unfit += 1
             return
         self.ready += 1
-        config = wiring.within(self.config, told.limits)
-        wiring.door_facts(Settings(), "toy", config, ready.facts)
+        config = within(self.config, told.limits)
+        door_facts(PolicySettings(), "toy", config, ready.facts)
 
     async def _lost(self, _reason: str) -> None:
         pass

@@ -136,11 +136,11 @@ class Rows:
         return BatchFill(
             mean_rows=fmean(ends.values()),
             lone_wait_ms=lone.queue_ms if lone else 0.0,
-            wait_limit_ms=self._settings.fill_wait_ms,
+            wait_limit_ms=self._settings.scheduler.fill_wait_ms,
         )
 
     async def _token_weighted_limit(self) -> TokenLimit:
-        full = PLACES + self._settings.queue_tokens // len(_LONG_PROMPT) + 1
+        full = PLACES + self._settings.scheduler.queue_tokens // len(_LONG_PROMPT) + 1
         async with connected(self._socket, full + 2) as clients:
             *many, prober, short = clients
             flood = [asyncio.ensure_future(_refusal(one, _LONG_PROMPT, 400)) for one in many]
@@ -162,7 +162,7 @@ class Rows:
             refusal_ms=1000 * median(seconds or [0.0]),
             encoding_ms=1000 * median(encoded),
             queued_tokens=report.queued_tokens,
-            tokens_limit=self._settings.queue_tokens,
+            tokens_limit=self._settings.scheduler.queue_tokens,
             short_sent=len(accepted),
             short_accepted=sum(one is not None for one in accepted),
         )

@@ -6,11 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli.options import settings_from, settings_options
-from daemon.configuration.settings import FIELDS, Settings
+from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.settings import SETTINGS, Settings, flag_of
 from runtime.errors import HearthError
 
 
-def settings_of(*arguments: str) -> Settings:
+def given(*arguments: str) -> Settings:
     found: list[Settings] = []
 
     @click.command()
@@ -30,27 +31,27 @@ def test_every_setting_has_a_flag() -> None:
     def command(**_flags: Any) -> None: ...
 
     flags = {option for parameter in command.params for option in parameter.opts}
-    assert {"--" + name.replace("_", "-") for name in FIELDS} | {"--config"} == flags
+    assert {flag_of(name) for name in (*SETTINGS, *OLD_NAMES)} | {"--config"} == flags
 
 
 def test_flags_reach_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "h.toml"
     path.write_text("verify = false\nthreads = 3\nspin = true")
-    settings = settings_of("--config", str(path), "--max-batch", "4", "--no-spin")
-    assert (settings.max_batch, settings.spin) == (4, False)
-    assert (settings.threads, settings.verify) == (3, False)
+    settings = given("--config", str(path), "--max-batch", "4", "--no-spin")
+    assert (settings.runtime.max_batch, settings.runtime.spin) == (4, False)
+    assert (settings.runtime.threads, settings.runtime.verify) == (3, False)
 
 
 def test_a_wrong_flag_is_wrong_usage_and_names_the_flag() -> None:
     with pytest.raises(click.UsageError, match="--hold-s: 'x' is not allowed"):
-        settings_of("--hold-s", "x")
+        given("--hold-s", "x")
 
 
 def test_a_wrong_file_is_a_failure_and_no_wrong_usage(tmp_path: Path) -> None:
     path = tmp_path / "h.toml"
     path.write_text("hold_s = 0")
     with pytest.raises(HearthError, match="hold_s: 0 is not allowed"):
-        settings_of("--config", str(path), "--threads", "2")
+        given("--config", str(path), "--threads", "2")
 
 
 def test_only_the_named_settings_become_flags() -> None:

@@ -1,3 +1,4 @@
+import re
 import resource
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 from daemon.cli import serve as module
 from daemon.cli.serve import serve
-from daemon.configuration.settings import FIELDS, GROUPS
+from daemon.configuration.settings import GROUPS, SETTINGS, flag_of, variable_of
 from daemon.exit_codes import CONFIGURATION
 from daemon.life import words
 from daemon.own_daemon import own_daemon
@@ -97,13 +98,31 @@ def test_tcp_without_keys_is_refused_before_an_engine_is_built(
     assert "the setting for clients on TCP is tcp_port" in capsys.readouterr().err
 
 
-def test_the_help_has_every_setting_once_and_those_of_benches_last(
+def flags_of(capsys: pytest.CaptureFixture[str], asked: str) -> set[str]:
+    serve.main([asked], standalone_mode=False)
+    words = capsys.readouterr().out.split()
+    return {flag for name in SETTINGS if (flag := flag_of(name)) in words}
+
+
+def test_the_help_has_what_guides_need_and_all_of_it_has_every_setting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    serve.main(["--help"], standalone_mode=False)
-    words = capsys.readouterr().out.split()
-    flags = ["--" + name.replace("_", "-") for name in FIELDS]
-    assert [flag for flag in flags if flag not in words] == []
-    assert sorted(name for names in GROUPS.values() for name in names) == sorted(FIELDS)
-    places = [words.index(flag) for flag in flags if flag not in {"--step-ms", "--prefill-us"}]
-    assert words.index("--step-ms") > max(places)
+    everyday, experts = GROUPS.values()
+    assert flags_of(capsys, "--help") == set(map(flag_of, everyday))
+    assert len(everyday) <= 36
+    assert flags_of(capsys, "--help-all") == set(map(flag_of, [*everyday, *experts]))
+    assert sorted([*everyday, *experts]) == sorted(SETTINGS)
+
+
+def test_guides_set_nothing_that_only_experts_need() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    for page in ("install", "service", "operations", "gpu", "tensorrt", "metrics"):
+        fenced = re.findall(
+            r"^```.*?^```", (docs / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        for name in GROUPS["Settings for experts"]:
+            asked = rf"serve .*{flag_of(name)}\b|^{name} =|{variable_of(name)}\b"
+            assert not [block for block in fenced if re.search(asked, block, re.MULTILINE)], (
+                page,
+                name,
+            )

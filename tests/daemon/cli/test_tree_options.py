@@ -71,7 +71,7 @@ def test_a_refusal_names_what_serving_takes(
     with pytest.raises(HearthError) as caught:
         resolve_deployment(base, draft, RuntimeOptions(speculation=speculation))
     check_names(caught.value, serve)
-    assert caught.value.field in {*wrong, "drafting_top_k"}
+    assert caught.value.field in {*wrong, "draft_tree"}
 
 
 @pytest.mark.parametrize("tokens", [-1, 31, 20])

@@ -7,7 +7,7 @@ from daemon.check import inspect_engine, with_answer
 from daemon.cli.export import export
 from daemon.cli.generate import generate
 from daemon.cli.weights import weights
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import settings_of
 from runtime.errors import HearthError
 from tests.daemon.conftest import REFERENCE
 from tests.runtime.weights.external_models import needs_other_weights
@@ -26,7 +26,7 @@ def test_weights_are_written_for_an_engine(tmp_path: Path) -> None:
     result = run(REFERENCE, file, "--engine", engine)
     assert file.read_bytes() == (engine / "weights.safetensors").read_bytes()
     assert f"--engine {engine} --weights {file}" in result.stderr.replace("\n", "")
-    settings = Settings(weights=str(file), threads=1)
+    settings = settings_of(weights=str(file), threads=1)
     report = with_answer(inspect_engine(settings, engine), settings, engine)
     assert (report.weights, report.answer) == (REFERENCE.name, "right")
     asked = [str(engine), "--weights", str(tmp_path / "none"), "--ids", "1,2"]

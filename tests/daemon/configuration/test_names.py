@@ -1,8 +1,7 @@
 """Names, defaults and ranges that users type, as version 0.1.0 had them."""
 
-from daemon.configuration.settings import FIELDS
+from daemon.configuration.settings import SETTINGS, flag_of, variable_of
 from daemon.configuration.words import allowed, shown
-from daemon.reload import RELOADABLE
 
 VERSION_0_1_0 = """\
 engine "" restarts text
@@ -63,10 +62,20 @@ log_format "auto" restarts one of auto, console, json
 """
 
 
+GONE = {"drafting_top_k", "drafting_step", "verify_tree_size"}
+NEW = 'draft_tree "" restarts empty, or three whole numbers such as 10x6/60'
+
+
 def test_names_defaults_units_and_ranges_are_those_that_users_type() -> None:
     now = {
-        f"{name} {shown(field.default)} "
-        f"{'reloads' if name in RELOADABLE else 'restarts'} {allowed(field.type)}"
-        for name, field in FIELDS.items()
+        f"{one.name} {shown(one.default)} "
+        f"{'reloads' if one.declared.reloads else 'restarts'} "
+        f"{allowed(one.type, one.declared.form)}"
+        for one in SETTINGS.values()
     }
-    assert now == set(VERSION_0_1_0.splitlines())
+    then = [line for line in VERSION_0_1_0.splitlines() if line.split()[0] not in GONE]
+    assert now == {*then, NEW}
+
+
+def test_a_name_is_a_flag_and_a_variable_by_one_rule() -> None:
+    assert (flag_of("hold_s"), variable_of("hold_s")) == ("--hold-s", "HEARTH_HOLD_S")

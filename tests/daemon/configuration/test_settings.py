@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.configuration.load import load_settings
-from daemon.configuration.settings import FIELDS, Settings
+from daemon.configuration.settings import SETTINGS, Settings, settings_of
 from runtime.errors import HearthError
 
 
@@ -31,8 +31,7 @@ def test_flags_win_over_environment_and_that_over_the_file(tmp_path: Path) -> No
     path = write(tmp_path, "threads = 1\nmax_batch = 1\ncapacity = 1\nhold_s = 4")
     environ = {"HEARTH_MAX_BATCH": "2", "HEARTH_CAPACITY": "2"}
     settings = load_settings(path, environ, {"capacity": "3", "threads": None})
-    assert (settings.threads, settings.max_batch, settings.capacity) == (1, 2, 3)
-    assert settings.hold_s == 4.0
+    assert settings == settings_of(threads=1, max_batch=2, capacity=3, hold_s=4.0)
 
 
 def test_the_file_is_the_flag_s_then_the_variable_s_then_the_system_s(tmp_path: Path) -> None:
@@ -42,9 +41,9 @@ def test_the_file_is_the_flag_s_then_the_variable_s_then_the_system_s(tmp_path: 
     given_file = tmp_path / "given.toml"
     given_file.write_text("threads = 3")
     environ = {"HEARTH_CONFIG": str(named)}
-    assert load_settings(environ={}, system_file=system).threads == 1
-    assert load_settings(environ=environ, system_file=system).threads == 2
-    assert load_settings(given_file, environ, system_file=system).threads == 3
+    assert load_settings(environ={}, system_file=system).runtime.threads == 1
+    assert load_settings(environ=environ, system_file=system).runtime.threads == 2
+    assert load_settings(given_file, environ, system_file=system).runtime.threads == 3
 
 
 def test_a_system_s_file_that_may_not_be_read_is_told_and_not_left_out(
@@ -93,7 +92,7 @@ def test_a_wrong_variable_or_flag_is_named_as_its_user_wrote_it() -> None:
     assert "--hold-s" in refused(environ={}, flags={"hold_s": "soon"}).message
 
 
-@given(st.sampled_from(sorted(FIELDS)), st.text(max_size=12))
+@given(st.sampled_from(sorted(SETTINGS)), st.text(max_size=12))
 def test_any_text_is_a_value_or_is_refused_by_name(name: str, value: str) -> None:
     try:
         load_settings(environ={}, flags={name: value})

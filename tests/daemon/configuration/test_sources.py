@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.configuration.settings import FIELDS
+from daemon.configuration.settings import SETTINGS
 from daemon.configuration.sources import environment_source, file_source, flag_source
 from runtime.errors import HearthError
 
@@ -87,19 +87,19 @@ def test_what_kubernetes_tells_of_a_service_is_no_setting() -> None:
         "HEARTH_GATEWAY_PORT": "udp://10.0.0.12:53",
         "HEARTH_GATEWAY_SERVICE_HOST": "10.0.0.12",
     }
-    assert environment_source(links, FIELDS).values == {}
+    assert environment_source(links, SETTINGS).values == {}
 
 
 @pytest.mark.parametrize("name", ["HEARTH_PORT", "HEARTH_HOST", "HEARTH_PORTS"])
 def test_a_variable_that_somebody_set_is_refused_all_the_same(name: str) -> None:
     with pytest.raises(HearthError, match="no such setting"):
-        environment_source({name: "8080"}, FIELDS)
+        environment_source({name: "8080"}, SETTINGS)
 
 
 def test_no_setting_looks_like_a_service_link() -> None:
     # As people write a port; with tcp:// it is the link to a service that is called hearth-metrics.
-    values = {f"HEARTH_{name.upper()}": "8080" for name in FIELDS}
-    assert len(environment_source(values, FIELDS).values) == len(FIELDS)
+    values = {f"HEARTH_{name.upper()}": "8080" for name in SETTINGS}
+    assert len(environment_source(values, SETTINGS).values) == len(SETTINGS)
 
 
 def test_a_name_that_stands_there_twice_is_said_to(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from daemon.configuration.settings import FIELDS
-from daemon.configuration.words import allowed, description, shown
+from daemon.configuration.settings import SETTINGS
+from daemon.configuration.words import allowed, shown
 
 
 @pytest.mark.parametrize(
@@ -16,17 +16,12 @@ from daemon.configuration.words import allowed, description, shown
     ],
 )
 def test_what_is_allowed(name: str, words: str) -> None:
-    assert allowed(FIELDS[name].type) == words
+    assert allowed(SETTINGS[name].type) == words
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_every_setting_is_described_in_a_sentence(name: str) -> None:
-    assert description(FIELDS[name].type).endswith(".")
-
-
-def test_a_type_without_description_is_a_mistake() -> None:
-    with pytest.raises(TypeError):
-        description(int)
+    assert SETTINGS[name].declared.description.endswith(".")
 
 
 def test_defaults_are_shown_as_a_file_has_them() -> None:

@@ -20,10 +20,12 @@ from actors import messages as m
 from actors.arena import Arena
 from actors.image_work import ImageTimes
 from actors.mailbox import Receiver, Sender
+from actors.settings import PolicySettings
+from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.keys import Keys
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.life import Life
 from runtime.request import FinishReason, RowToken, TopLogprob
 
@@ -176,7 +178,7 @@ class Harness:
 
     async def serve(
         self,
-        settings: DoorSettings,
+        limits: tuple[DoorSettings, PolicySettings],
         step_s: float,
         listeners: Sequence[Listener],
         keys: Keys | None,
@@ -196,7 +198,7 @@ class Harness:
             for end in [inbox, *outboxes, *self.actors.ends()]:
                 ends.enter_context(closing(end))
             self.door = FrontDoor(
-                settings,
+                *limits,
                 inbox=inbox,
                 to_tokenizer=outboxes[0],
                 to_scheduler=outboxes[1],
@@ -225,6 +227,7 @@ def running_door(
     listeners: Sequence[Listener] = (),
     keys: Keys | None = None,
     arena: Arena | None = None,
+    queue_requests: int = 256,
     **limits: Any,
 ) -> Iterator[Harness]:
     with (
@@ -233,7 +236,8 @@ def running_door(
     ):
         harness = Harness(portal, path or Path(folder) / "h.sock")
         settings = DoorSettings(socket=str(harness.path), **limits)
-        serve = partial(harness.serve, settings, step_s, listeners, keys, arena)
+        both = settings, PolicySettings(queue_requests=queue_requests)
+        serve = partial(harness.serve, both, step_s, listeners, keys, arena)
         serving, _ = portal.start_task(serve)
         try:
             yield harness

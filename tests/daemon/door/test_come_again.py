@@ -8,9 +8,14 @@ import random
 
 import pytest
 
+from actors.settings import PolicySettings, Reloadable
 from daemon.door.come_again import GRACE_S, LEAST_S, MOST_S, ComeAgain, Pace
 
 PLACES = 8
+
+
+def hints_of(queue: int, now: float) -> ComeAgain:
+    return ComeAgain(Reloadable(PolicySettings(queue_requests=queue)), now)
 
 
 class Shop:
@@ -21,7 +26,7 @@ class Shop:
     """
 
     def __init__(self, queue: int, patient: int, greedy: int, service_s: float) -> None:
-        self.hints = ComeAgain(queue, 0.0)
+        self.hints = hints_of(queue, 0.0)
         self.hints.executor(0.0, ready=True, working=True)
         self.queue, self.patient, self.service_s = queue, patient, service_s
         self.waiting: list[int] = []
@@ -87,7 +92,7 @@ def test_who_comes_again_when_told_to_is_mostly_taken(
 
 
 def test_where_nobody_who_was_told_comes_all_places_are_used() -> None:
-    hints = ComeAgain(16, 0.0)
+    hints = hints_of(16, 0.0)
     hints.executor(0.0, ready=True, working=True)
     for client in range(100):
         hints.after("queue_full", client, 0.0)
@@ -114,7 +119,7 @@ def test_a_pace_counts_the_time_of_work_alone() -> None:
 
 
 def test_each_is_told_a_time_of_its_own() -> None:
-    hints = ComeAgain(256, 0.0)
+    hints = hints_of(256, 0.0)
     hints.executor(0.0, ready=True, working=True)
     for tenth in range(100):
         hints.ended(tenth / 10)
@@ -129,7 +134,7 @@ def test_each_is_told_a_time_of_its_own() -> None:
 
 
 def test_who_asks_without_rest_is_told_no_more_times_than_a_few() -> None:
-    hints = ComeAgain(256, 0.0)
+    hints = hints_of(256, 0.0)
     hints.executor(0.0, ready=True, working=True)
     told = [hints.after("queue_full", 1, 0.0005 * one) for one in range(50)]
     assert max(one or 0.0 for one in told) <= 4 * 0.11 + 0.1
@@ -138,7 +143,7 @@ def test_who_asks_without_rest_is_told_no_more_times_than_a_few() -> None:
 
 
 def test_while_no_executor_works_it_is_as_long_as_the_last_one_took_to_load() -> None:
-    hints = ComeAgain(16, 100.0)
+    hints = hints_of(16, 100.0)
     hints.executor(120.0, ready=True, working=False)
     assert hints.after("executor_failed", 1, 125.0) == LEAST_S
     assert hints.after("encoder_failed", 1, 125.0) == 20.0
@@ -154,7 +159,7 @@ def test_while_no_executor_works_it_is_as_long_as_the_last_one_took_to_load() ->
 
 
 def test_a_client_with_too_much_open_waits_for_its_own() -> None:
-    hints = ComeAgain(256, 0.0)
+    hints = hints_of(256, 0.0)
     hints.executor(0.0, ready=True, working=True)
     for tenth in range(100):
         hints.ended(tenth / 10)
@@ -167,7 +172,7 @@ def test_a_client_with_too_much_open_waits_for_its_own() -> None:
 
 
 def test_places_of_clients_free_as_they_have_before() -> None:
-    hints = ComeAgain(256, 0.0)
+    hints = hints_of(256, 0.0)
     assert hints.after("too_many_clients", 0, 20.0) == 20.0
     hints.client_left(1, 20.0)
     hints.client_left(2, 24.0)
@@ -175,6 +180,6 @@ def test_places_of_clients_free_as_they_have_before() -> None:
 
 
 def test_where_waiting_is_vain_nothing_is_told() -> None:
-    hints = ComeAgain(256, 0.0)
+    hints = hints_of(256, 0.0)
     assert hints.after("prompt_too_long", 1, 1.0) is None
     assert hints.after("slow_client", 1, 1.0) is None

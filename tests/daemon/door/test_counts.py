@@ -7,6 +7,7 @@ from hearth_client import Client
 from msgspec.structs import replace
 
 from actors.messages import Failed
+from actors.settings import PolicySettings
 from daemon.door import front_door
 from daemon.door.dispatch import OWN_REPORT
 from tests.daemon.door.harness import greet, hear, raw_client, running_door, say
@@ -27,9 +28,11 @@ def test_the_scheduler_is_asked_for_its_load_by_nobody_s_request() -> None:
 
 def test_limits_that_were_reloaded_are_those_that_are_told() -> None:
     with running_door(clients=3) as door:
-        assert door.door.settings.clients == 3
-        door.on_loop(lambda: door.door.adopt(replace(door.door.settings, clients=5)))
-        assert door.door.settings.clients == 5
+        limits = door.door.state.settings
+        assert limits.current.clients == 3
+        other = replace(limits.current, clients=5)
+        door.on_loop(lambda: door.door.adopt(other, PolicySettings()))
+        assert limits.current.clients == 5
 
 
 def test_a_scheduler_that_does_not_answer_is_not_waited_for(

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import zmq
 
+from actors.settings import Reloadable
 from daemon.door import curve_socket
 from daemon.door.curve_socket import CurveSocket, check_library, open_port
 from daemon.door.keys import Keys
+from daemon.door.local_socket import STRANGERS
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from runtime.errors import HearthError
@@ -51,7 +53,7 @@ def test_what_is_held_has_a_bound_and_is_heard_of_keys_that_are_listed_alone(
 
     public, secret = (one.decode() for one in zmq.curve_keypair())
     keys = Keys(public, secret, {"a": "a"})
-    made = CurveSocket(open_port(0), DoorSettings(), keys, count(1, 2))
+    made = CurveSocket(open_port(0), Reloadable(DoorSettings().of_text()), keys, count(1, 2))
     with closing(made):
         waiting = [*[received("a", 1 << 20)] * 10, *[received("b", 1)] * 100, received("a", 1)]
         monkeypatch.setattr(made, "_receive", lambda: waiting.pop(0) if waiting else None)
@@ -71,7 +73,9 @@ def test_what_is_held_has_a_bound_and_is_heard_of_keys_that_are_listed_alone(
 def made() -> Iterator[CurveSocket]:
     public, secret = (one.decode() for one in SERVER)
     keys = Keys(public, secret, {CLIENT[0].decode(): "a"})
-    with closing(CurveSocket(open_port(0), DoorSettings(), keys, count(1, 2))) as socket:
+    with closing(
+        CurveSocket(open_port(0), Reloadable(DoorSettings().of_text()), keys, count(1, 2))
+    ) as socket:
         yield socket
 
 
@@ -116,7 +120,7 @@ def test_a_message_of_too_many_frames_is_read_bit_by_bit_and_costs_its_connectio
 
 
 def test_new_limits_let_more_connect(made: CurveSocket) -> None:
-    made._most = 1
+    made._settings.current = DoorSettings(clients=1 - STRANGERS)
     with peer(made) as first, peer(made) as second:
 
         def heard(client: zmq.Socket[bytes]) -> bool:
@@ -127,8 +131,7 @@ def test_new_limits_let_more_connect(made: CurveSocket) -> None:
             return received is not None
 
         until(lambda: heard(first))
-        made.limit(0, 2)
-        assert made._most > 1
+        made._settings.current = DoorSettings(clients=2)
         before = len(made._by_number)
         until(lambda: heard(second) and len(made._by_number) > before)
 

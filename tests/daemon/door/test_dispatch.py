@@ -8,10 +8,12 @@ from hearth_client.protocol import Delta, Detokenized, Tokens
 
 from actors.mailbox import MailboxFull, Sender
 from actors.messages import AskReport, Cancel, ClientGone, Convert
+from actors.settings import PolicySettings
 from daemon.door.dispatch import Dispatch
+from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.sessions import Kind, OpenRequest, Session
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.socket import Sent
 from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
@@ -65,9 +67,8 @@ class Desk:
     def __init__(self, listeners: Sequence[Listener] = (), **settings: Any) -> None:
         self.socket = FakeSocket()
         self.tokenizer, self.scheduler, self.control = FakeMailbox(), FakeMailbox(), FakeMailbox()
-        self.state = DoorState(DoorFacts(server="x"))
+        self.state = DoorState(DoorFacts(server="x"), DoorSettings(**settings), PolicySettings())
         self.dispatch = Dispatch(
-            DoorSettings(**settings),
             self.state,
             cast("DoorSockets", self.socket),
             to_tokenizer=cast("Sender[Any]", self.tokenizer),

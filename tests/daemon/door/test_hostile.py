@@ -103,10 +103,11 @@ def test_large_frames_are_answered_and_huge_ones_close_the_connection() -> None:
 
 
 def test_unfinished_messages_take_no_more_than_they_may_and_others_go_on() -> None:
-    limits: dict[str, Any] = {"images": 4, "image_bytes": 16 << 20, "request_image_bytes": 64 << 20}
+    limits: dict[str, Any] = {"images_per_request": 4, "image_bytes": 16 << 20}
+    limits["images_in_flight_bytes"] = 64 << 20
     arena = Arena.create("test", 1 << 18)
     with (
-        running_door(memory_bytes=48 << 20, arena=arena, **limits) as door,
+        running_door(client_memory_mb=48, arena=arena, **limits) as door,
         Client(door.path) as client,
         connected_peer(door.path) as little,
         connected_peer(door.path) as peer,

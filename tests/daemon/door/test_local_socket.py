@@ -14,8 +14,10 @@ import msgspec
 import pytest
 import zmq
 from hearth_client import Client, ConnectionLost
+from msgspec.structs import replace
 
 from actors.arena import Arena
+from actors.settings import Reloadable
 from daemon.door import local_socket
 from daemon.door.listener import Listener, open_listener
 from daemon.door.local_socket import LocalSocket
@@ -41,7 +43,9 @@ class Door:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.listener: Listener = open_listener(str(folder / "s"), {})
-        self.socket = LocalSocket(self.listener, DoorSettings(**settings), count(2, 2))
+        self.socket = LocalSocket(
+            self.listener, Reloadable(replace(DoorSettings().of_text(), **settings)), count(2, 2)
+        )
         self.path = folder / "s"
         self.heard: list[Received] = []
 
@@ -117,7 +121,8 @@ def test_who_is_no_client_is_left_and_a_dealer_comes_again(kind: int, door: Door
 def test_pictures_of_9_mb_arrive_between_heartbeats() -> None:
     side, size = 3000, 3000 * 3000
     frames = [bytes([number]) * size for number in range(3)]
-    limits: dict[str, Any] = {"images": 3, "image_bytes": size, "request_image_bytes": 4 * size}
+    limits: dict[str, Any] = {"images_per_request": 3, "image_bytes": size}
+    limits["images_in_flight_bytes"] = 4 * size
     arena = Arena.create("test", 4 * size)
     parts = [
         {"type": "image", "frame": frame, "encoding": "mono8", "width": side, "height": side}
@@ -262,7 +267,7 @@ def test_a_user_with_fewer_connections_is_not_put_out_by_one_with_many(
 
 
 def test_a_user_who_takes_little_memory_is_not_put_out_by_one_with_many_connections(
-    door: Door,
+    door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
         other = stack.enter_context(connected_peer(door.path))
@@ -277,7 +282,7 @@ def test_a_user_who_takes_little_memory_is_not_put_out_by_one_with_many_connecti
             peer.sendall(header(1_000_000) + bytes(size))
         most = 30_000 + 3 * 20_000
         door.until(lambda: door.socket._held == most)
-        door.socket.limit(most)
+        monkeypatch.setattr(DoorSettings, "memory_bytes", most)
         mine[2].sendall(b"x")
         door.until(lambda: door.socket.overweight)
         assert [has_ended(one) for one in (other, *mine)] == [False, False, False, True]
@@ -289,7 +294,7 @@ def test_what_is_held_is_what_is_there_whatever_peers_do(
 ) -> None:
     chance, peers = random.Random(seed), list[sockets.socket]()
     monkeypatch.setattr(local_socket, "STRANGERS", 8)
-    monkeypatch.setattr(door.socket, "_memory", 2_000_000)
+    monkeypatch.setattr(DoorSettings, "memory_bytes", 2_000_000)
     for _ in range(1500):
         what = chance.choice(("come", "send", "read", "leave", "answer", "end", "begin"))
         numbers = list(door.socket._connections)

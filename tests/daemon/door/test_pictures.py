@@ -18,7 +18,7 @@ from runtime.errors import HearthError
 from runtime.images import Picture
 from tests.clients.vectors import load
 
-SETTINGS = DoorSettings(images=4, image_bytes=1000)
+SETTINGS = DoorSettings(images_per_request=4, image_bytes=1000)
 RAW = {"type": "image", "encoding": "rgb8", "width": 2, "height": 1}
 AT = "messages[0].content"
 
@@ -50,8 +50,8 @@ def arena() -> Iterator[Arena]:
 def taken(pictures: Pictures, message: Any, *frames: bytes, own: int = 0, **settings: Any) -> Any:
     views = [memoryview(frame) for frame in frames]
     limits = structs.replace(SETTINGS, **settings)
-    check_frames(message, 1 + len(views), limits.images)
-    slots = pictures.reserve(views, limits, own)
+    check_frames(message, 1 + len(views), limits.images_per_request)
+    slots = pictures.reserve(views, own, 0.75)
     filling = pictures.fill(visuals_of(message.messages), views, slots, limits.image_bytes)
     try:
         while True:
@@ -135,7 +135,10 @@ def test_messages_without_pictures_have_no_frames() -> None:
 
 def test_a_model_that_sees_nothing_refuses_the_part(arena: Arena) -> None:
     wrong = asked(image(format="png"))
-    assert refusal(arena, wrong, file("png"), images=0) == ("unsupported_option", f"{AT}[1]")
+    assert refusal(arena, wrong, file("png"), images_per_request=0) == (
+        "unsupported_option",
+        f"{AT}[1]",
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,31 +13,31 @@ class Process:
 
 def test_growth_counts_and_not_size() -> None:
     process = Process()
-    growth = Growth(50, process)
+    growth = Growth(process)
     process.bytes = 150
-    assert not growth.exceeded()
+    assert not growth.exceeds(50)
     process.bytes = 151
-    assert growth.exceeded()
+    assert growth.exceeds(50)
 
 
 def test_what_cannot_be_given_back_counts_no_more() -> None:
     process = Process()
-    growth = Growth(50, process)
+    growth = Growth(process)
     process.bytes = 40
     growth.forgive()
     process.bytes = 151
-    assert growth.exceeded(), "less than at the start is no new start"
+    assert growth.exceeds(50), "less than at the start is no new start"
     growth.forgive()
-    assert not growth.exceeded()
+    assert not growth.exceeds(50)
     process.bytes = 202
-    assert growth.exceeded()
+    assert growth.exceeds(50)
 
 
 def test_no_bound_is_never_exceeded() -> None:
     process = Process()
-    growth = Growth(0, process)
+    growth = Growth(process)
     process.bytes = 1 << 40
-    assert not growth.exceeded()
+    assert not growth.exceeds(0)
 
 
 def test_memory_that_is_touched_counts() -> None:

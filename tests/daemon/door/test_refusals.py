@@ -13,13 +13,14 @@ from hearth_client import (
     WeightsInvalid,
 )
 
+from actors.settings import PolicySettings
 from daemon.door.settings import DoorSettings
 from daemon.life import Life
 from tests.daemon.door.harness import running_door, until
 
 
 def test_a_full_queue_refuses_before_anything_is_encoded_and_says_when_to_come() -> None:
-    with running_door(queued_requests=3) as door, Client(door.path) as client:
+    with running_door(queue_requests=3) as door, Client(door.path) as client:
         held = [client.generate("hang") for _ in range(2)]
         with Client(door.path) as other:
             held.append(other.generate("hang"))
@@ -38,7 +39,7 @@ def test_a_full_queue_refuses_before_anything_is_encoded_and_says_when_to_come()
 
 
 def test_one_client_leaves_room_in_the_queue_for_another() -> None:
-    with running_door(queued_requests=4) as door, Client(door.path) as client:
+    with running_door(queue_requests=4) as door, Client(door.path) as client:
         _open = [client.generate("hang") for _ in range(3)]
         with pytest.raises(TooManyRequests) as caught:
             client.generate("count").text()
@@ -102,13 +103,13 @@ def test_other_limits_count_at_once_and_what_is_open_stays() -> None:
         held = [client.generate("hang") for _ in range(3)]
         until(lambda: door.on_loop(lambda: door.door.open_requests) == 3)
         narrow = DoorSettings(clients=1, requests_per_client=2)
-        door.on_loop(lambda: door.door.adopt(narrow))
+        door.on_loop(lambda: door.door.adopt(narrow, PolicySettings()))
         with pytest.raises(TooManyRequests, match="2 requests of this client"):
             client.generate("count").text()
         with pytest.raises(TooManyClients, match="serves 1 clients"):
             Client(door.path).status()
         assert door.on_loop(lambda: door.door.open_requests) == 3
-        door.on_loop(lambda: door.door.adopt(DoorSettings()))
+        door.on_loop(lambda: door.door.adopt(DoorSettings(), PolicySettings()))
         assert client.generate("count", max_tokens=2).text()
         for one in held:
             one.cancel()

@@ -11,17 +11,19 @@ import pytest
 from actors.arena import Arena
 from actors.mailbox import Sender
 from actors.messages import Prepare
+from actors.settings import PolicySettings
 from daemon.door.dispatch import Dispatch
+from daemon.door.facts import DoorFacts
 from daemon.door.pictures import Pictures
 from daemon.door.requests import Requests
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import DoorSockets
 from daemon.door.state import DoorState
 from daemon.life import Life
 from tests.daemon.door.test_dispatch import Desk, FakeMailbox, FakeSocket
 
-SETTINGS = DoorSettings(images=4, image_bytes=1000)
+SETTINGS = DoorSettings(images_per_request=4, image_bytes=1000)
 
 
 class Counter:
@@ -31,17 +33,18 @@ class Counter:
         self.pictures = Pictures(arena)
         self.socket = FakeSocket()
         self.tokenizer = FakeMailbox()
-        state = DoorState(DoorFacts(server="x", places=8), self.pictures)
+        state = DoorState(
+            DoorFacts(server="x", places=8), SETTINGS, PolicySettings(), self.pictures
+        )
         state.life = Life("ready")
         self.dispatch = Dispatch(
-            SETTINGS,
             state,
             cast("DoorSockets", self.socket),
             to_tokenizer=cast("Sender[Any]", self.tokenizer),
             to_scheduler=cast("Sender[Any]", FakeMailbox()),
             to_scheduler_control=cast("Sender[Any]", FakeMailbox()),
         )
-        self.requests = Requests(SETTINGS, state, self.dispatch)
+        self.requests = Requests(state, self.dispatch)
         self.dispatch.sessions.greet(1, "test", 10.0, state.clock.now())
 
     def say(self, message: dict[str, Any], *frames: bytes) -> None:
@@ -119,7 +122,7 @@ def test_a_user_without_a_place_gets_one_of_who_has_them_all() -> None:
     desk = Desk(clients=2)
     state = desk.state
     state.life = Life("ready")
-    requests = Requests(DoorSettings(clients=2), state, desk.dispatch)
+    requests = Requests(state, desk.dispatch)
     desk.dispatch.abandon(desk.session, "left")
 
     def say(connection: int, peer: str, **message: Any) -> list[Any]:

@@ -4,13 +4,15 @@ from hearth_client.running_clock import RunningClock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.settings import Reloadable
 from daemon.door.sessions import Session, Sessions
+from daemon.door.settings import DoorSettings
 from daemon.door.state import _MOST_S
 from runtime.errors import HearthError
 
 
 def make(clients: int = 3, requests: int = 4) -> Sessions:
-    return Sessions(clients=clients, requests_per_client=requests)
+    return Sessions(Reloadable(DoorSettings(clients=clients, requests_per_client=requests)))
 
 
 def test_a_lease_runs_out_unless_renewed() -> None:

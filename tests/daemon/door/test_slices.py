@@ -11,9 +11,11 @@ from typing import cast
 import pytest
 
 from actors import messages as m
+from actors.settings import PolicySettings
 from daemon.door import front_door
+from daemon.door.facts import DoorFacts
 from daemon.door.front_door import FrontDoor
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket, Received
 from daemon.life import Life
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox
@@ -31,6 +33,7 @@ class Loop:
         self.socket = FakeSocket(0)
         self.door = FrontDoor(
             DoorSettings(socket=str(folder / "d.sock")),
+            PolicySettings(),
             inbox=Inbox(m.DoorMessage),
             to_tokenizer=Outbox(m.TokenizerMessage),
             to_scheduler=Outbox(m.SchedulerMessage),

@@ -8,14 +8,17 @@ from typing import Any, cast
 import pytest
 from hearth_client.protocol import Answer, Delta, Done, Error, TokenLogprob, Tokens, Usage
 
+from actors.settings import PolicySettings
 from daemon.door import dispatch
 from daemon.door.delivery import Delivery
 from daemon.door.dispatch import Dispatch
+from daemon.door.facts import DoorFacts
 from daemon.door.outbox import Outbox
 from daemon.door.sessions import OpenRequest, Session
-from daemon.door.settings import DoorFacts, DoorSettings
+from daemon.door.settings import DoorSettings
 from daemon.door.state import DoorState
 
+MIB = 1 << 20
 SLOW_BYTES = 60_000
 UNREAD_BYTES = 300_000
 CLIENTS = 20
@@ -78,8 +81,13 @@ def test_all_that_nobody_reads_is_bounded_in_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dispatch, "log_finished", lambda _: None)
     mute: Any = Mute()
     desk = Dispatch(
-        DoorSettings(slow_bytes=SLOW_BYTES, unread_bytes=UNREAD_BYTES),
-        DoorState(DoorFacts(server="x")),
+        DoorState(
+            DoorFacts(server="x"),
+            DoorSettings(
+                slow_bytes=SLOW_BYTES, client_memory_mb=1, unread_share=UNREAD_BYTES / MIB
+            ),
+            PolicySettings(),
+        ),
         mute,
         to_tokenizer=mute,
         to_scheduler=mute,
@@ -119,8 +127,11 @@ def _request(desk: Dispatch, number: int) -> OpenRequest:
 def test_the_client_with_the_most_ends_first_and_the_others_go_on() -> None:
     mute: Any = Mute()
     desk = Dispatch(
-        DoorSettings(unread_bytes=10_000),
-        DoorState(DoorFacts(server="x")),
+        DoorState(
+            DoorFacts(server="x"),
+            DoorSettings(client_memory_mb=1, unread_share=10_000 / MIB),
+            PolicySettings(),
+        ),
         mute,
         to_tokenizer=mute,
         to_scheduler=mute,
@@ -147,8 +158,8 @@ def test_what_waits_is_not_encoded_until_its_client_takes_more() -> None:
             return "sent"
 
     slow: Any = Slow()
-    state = DoorState(DoorFacts(server="x"))
-    delivery = Delivery(slow, DoorSettings(), state.clock)
+    state = DoorState(DoorFacts(server="x"), DoorSettings(), PolicySettings())
+    delivery = Delivery(slow, state.settings, state.clock)
     session = Session(2, 1, "test", 10.0, 10.0, Outbox())
     for number in range(3):
         delivery.send(session, done(number))

@@ -16,6 +16,7 @@ from hearth_client import AsyncClient, Client, ConnectionLost, ConnectionTimeout
 from hearth_client.keys import read_key_file
 
 from actors.arena import Arena
+from actors.settings import Reloadable
 from daemon.door import curve_socket, zap
 from daemon.door.curve_socket import CurveSocket, open_port
 from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
@@ -92,7 +93,8 @@ def test_a_listed_key_is_served_beside_the_local_socket(
 
 def test_pictures_come_by_tcp_as_well(folder: Path, key: Path) -> None:
     arena = Arena.create("test", 1 << 18)
-    limits: dict[str, Any] = {"images": 1, "image_bytes": 1 << 17, "request_image_bytes": 1 << 18}
+    limits: dict[str, Any] = {"images_per_request": 1, "image_bytes": 1 << 17}
+    limits["images_in_flight_bytes"] = 1 << 18
     frame = bytes(range(250)) * 400
     with running_door(keys=read_keys(folder), arena=arena, **limits) as door:
         image = Image(memoryview(frame).cast("B", (250, 400)), "mono8")
@@ -144,7 +146,7 @@ def test_who_chooses_a_routing_id_is_told_and_closed(
 def test_routing_ids_begin_at_another_number_each_time(folder: Path) -> None:
     keys, firsts = read_keys(folder), set()
     for _ in range(3):
-        socket = CurveSocket(open_port(0), DoorSettings(), keys, count(1, 2))
+        socket = CurveSocket(open_port(0), Reloadable(DoorSettings().of_text()), keys, count(1, 2))
         firsts.add(socket._first)
         socket.close()
     assert len(firsts) == 3
@@ -221,7 +223,7 @@ def test_a_daemon_that_grows_closes_what_came_by_tcp_and_nothing_else(
         _open = local.generate("hang")
         assert client.tokenize("a") == [97]
         with monkeypatch.context() as grown:
-            grown.setattr(Growth, "exceeded", lambda _self: True)
+            grown.setattr(Growth, "exceeds", lambda _self, _most: True)
             until(lambda: door.totals()["connections_closed"] > 0)
         until(lambda: answered(client))
         assert local.tokenize("a") == [97]

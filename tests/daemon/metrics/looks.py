@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from actors.messages import SchedulerReport
+from actors.settings import PolicySettings
 from actors.supervisor_messages import ExecutorMetrics
-from daemon import wiring
 from daemon.door.finished import FinishedRequest
 from daemon.door.settings import DoorSettings
 from daemon.metrics.collector import Look
 from daemon.metrics.registry import DaemonMetrics
+from daemon.observers import metrics_info
 from runtime.decoding.metrics import StageMetrics
 from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
@@ -32,7 +33,8 @@ EXECUTOR = ExecutorMetrics(
 )
 LOOK = Look(
     state="ready",
-    settings=DoorSettings(clients=64, queued_requests=256),
+    settings=DoorSettings(clients=64),
+    queue=PolicySettings(queue_requests=256),
     clients=2,
     totals={"internal_errors": 1},
     refusals={"queue_full": 3},
@@ -53,7 +55,7 @@ def metrics(look: Look = LOOK) -> DaemonMetrics:
     async def looked() -> Look:
         return look
 
-    return DaemonMetrics(wiring.metrics_info("toy", simulated_config()), looked)
+    return DaemonMetrics(metrics_info("toy", simulated_config()), looked)
 
 
 def ended(reason: str = "length", **fields: Any) -> FinishedRequest:

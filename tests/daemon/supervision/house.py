@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import zmq
+from msgspec import structs
 
 from actors.actor_message import FromExecutor
 from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER, Addresses, SocketFolder
@@ -31,23 +32,23 @@ from actors.messages import (
 )
 from actors.scheduler import open_scheduler
 from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from daemon import wiring
-from daemon.configuration.settings import Settings
-from daemon.supervision.restart_policy import Deadlines
+from daemon.actor_plans import executor_plan, executor_ready
+from daemon.configuration.settings import Settings, settings_of
+from daemon.supervision.restart_policy import SupervisionSettings
 from daemon.supervision.supervisor import Listeners, Supervisor
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config
 from runtime.request import RequestOptions
 
-DEADLINES = Deadlines(hello_s=20, load_s=20, progress_s=20, pause_s=0.05)
-SETTINGS = Settings(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0, log_level="error")
+DEADLINES = SupervisionSettings(hello_s=20, load_timeout_s=20, progress_timeout_s=20, pause_s=0.05)
+SETTINGS = settings_of(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0, log_level="error")
 SIMULATED = simulated_config(max_batch=8, capacity=2048)
 
 
 class House:
     """A supervisor and a scheduler that work; tokenizer and front door are the test."""
 
-    def __init__(self, folder: Path, settings: Settings, deadlines: Deadlines) -> None:
+    def __init__(self, folder: Path, settings: Settings, deadlines: SupervisionSettings) -> None:
         engine = folder / "engine"
         if not engine.exists():
             engine.mkdir()
@@ -60,16 +61,21 @@ class House:
         self.door: Receiver[DoorMessage] = Receiver(self.context, [DOOR], DoorMessage, 4096)
         self.to_control: Sender[SchedulerControl] = Sender(self.context, SCHEDULER_CONTROL, 100)
         self.to_scheduler: Sender[SchedulerMessage] = Sender(self.context, SCHEDULER, 100)
-        self.scheduler = open_scheduler(self.context, wiring.policy_settings(settings))
+        self.scheduler = open_scheduler(self.context, settings.scheduler)
         self.word = ExecutorWord()
         self.changes: list[bool] = []
         self.loading: list[tuple[str, float | None]] = []
         self.restarts: list[str] = []
         self.metrics: list[ExecutorMetrics] = []
         self.changed = anyio.Event()
-        plan = wiring.executor_plan(settings, engine)
+        plan = executor_plan(settings, engine)
         self.supervisor = Supervisor(
-            plan._replace(deadlines=deadlines, shutdown_s=2.0),
+            plan._replace(
+                supervision=structs.replace(
+                    deadlines, restart_limit=settings.supervision.restart_limit
+                ),
+                shutdown_s=2.0,
+            ),
             context=self.context,
             sockets=sockets,
             inbox=Receiver(self.context, [sockets.supervisor("executor")], SupervisorMessage, 4096),
@@ -89,7 +95,7 @@ class House:
         return pid
 
     async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
-        self.to_control.post(wiring.executor_ready(ready, addresses))
+        self.to_control.post(executor_ready(ready, addresses))
         self.changes.append(True)
         self.changed.set()
 
@@ -168,7 +174,7 @@ class House:
 
 @asynccontextmanager
 async def house(
-    folder: Path, settings: Settings = SETTINGS, deadlines: Deadlines = DEADLINES
+    folder: Path, settings: Settings = SETTINGS, deadlines: SupervisionSettings = DEADLINES
 ) -> AsyncIterator[House]:
     made = House(folder, settings, deadlines)
     try:

@@ -96,14 +96,14 @@ async def test_an_executor_that_is_silent_is_replaced_and_the_supervisor_stays_w
 ) -> None:
     clock = Clock()
     async with working(short_folder, clock, monkeypatch) as made:
-        await pass_by(clock, made, DEADLINES.progress_s - 2)
+        await pass_by(clock, made, DEADLINES.progress_timeout_s - 2)
         assert made.changes == [True]
         assert is_well(made.supervisor.pulse)
         await pass_by(clock, made, 3)
         await made.wait_until(ready=False)
         assert is_well(made.supervisor.pulse)
         await until(lambda: bool(made.restarts))
-        assert made.restarts == [f"it made no progress for {DEADLINES.progress_s:g} s"]
+        assert made.restarts == [f"it made no progress for {DEADLINES.progress_timeout_s:g} s"]
 
 
 async def test_a_sleep_of_the_machine_is_no_silence_of_the_executor(

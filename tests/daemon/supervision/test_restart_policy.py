@@ -13,20 +13,22 @@ from daemon.supervision.restart_policy import (
     AnnounceLost,
     AnnounceReady,
     AnnounceRestart,
-    Deadlines,
     GiveUp,
     Kill,
     Phase,
     Start,
     Supervision,
+    SupervisionSettings,
 )
 from runtime.errors import HearthError
 
-DEADLINES = Deadlines(hello_s=10, load_s=100, progress_s=20, stable_s=60, pause_s=1)
+DEADLINES = SupervisionSettings(
+    hello_s=10, load_timeout_s=100, progress_timeout_s=20, stable_s=60, pause_s=1
+)
 
 
 def supervision(restart_limit: int = 3) -> Supervision:
-    return Supervision("executor", DEADLINES, restart_limit)
+    return Supervision("executor", structs.replace(DEADLINES, restart_limit=restart_limit))
 
 
 def started(at: float = 0.0, restart_limit: int = 3) -> Supervision:
@@ -228,13 +230,13 @@ def test_announcements_alternate_and_starts_are_bounded(
 
 
 def test_other_deadlines_count_for_what_goes_on() -> None:
-    other = structs.replace(DEADLINES, load_s=30, progress_s=5)
+    other = structs.replace(DEADLINES, load_timeout_s=30, progress_timeout_s=5)
     loading = started()
     loading.hello(1.0)
-    loading.adopt(other, 3)
+    loading.adopt(other)
     assert loading.next_wake() == 31.0
     working = running(at=2.0)
-    working.adopt(other, 3)
+    working.adopt(other)
     assert working.next_wake() == 7.0
     working.progress(4.0)
     assert working.next_wake() == 9.0
@@ -242,13 +244,13 @@ def test_other_deadlines_count_for_what_goes_on() -> None:
 
 def test_another_restart_limit_counts_from_the_next_loss() -> None:
     made = running()
-    made.adopt(DEADLINES, 0)
+    made.adopt(structs.replace(DEADLINES, restart_limit=0))
     _, give_up = made.ended("it crashed", 1.0)
     assert isinstance(give_up, GiveUp)
 
 
 def test_a_lost_encoder_is_told_by_a_code_of_its_own() -> None:
-    made = Supervision("encoder", DEADLINES, 0)
+    made = Supervision("encoder", structs.replace(DEADLINES, restart_limit=0))
     made.tick(0.0)
     *_, give_up = made.ended("it crashed", 1.0)
     assert isinstance(give_up, GiveUp)

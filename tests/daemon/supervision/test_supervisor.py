@@ -16,9 +16,10 @@ from actors.executor_messages import ExecutorControl
 from actors.mailbox import Receiver
 from actors.messages import ExecutorRetires, SetLogLevel
 from actors.roles import HostConfig
-from daemon.configuration.settings import Settings
+from actors.settings import LogSettings
+from daemon.configuration.settings import settings_of
 from daemon.supervision.actor_process import ActorProcess
-from daemon.supervision.restart_policy import Deadlines
+from daemon.supervision.restart_policy import SupervisionSettings
 from runtime.errors import HearthError
 from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 
@@ -47,7 +48,7 @@ async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder:
             os.kill(first, signal.SIGKILL)
             killed = time.monotonic()
             ends = await made.until_ended(*range(8))
-            assert time.monotonic() - killed < DEADLINES.progress_s
+            assert time.monotonic() - killed < DEADLINES.progress_timeout_s
             assert set(ends.values()) == {"executor_failed"}
             assert await made.until_ended(100) == {100: "length"}
             made.submit(200, 5)
@@ -118,7 +119,9 @@ async def test_what_the_executor_measures_is_passed_on(short_folder: Path) -> No
 
 
 async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> None:
-    deadlines = Deadlines(hello_s=20, load_s=20, progress_s=2.5, pause_s=0.05)
+    deadlines = SupervisionSettings(
+        hello_s=20, load_timeout_s=20, progress_timeout_s=2.5, pause_s=0.05
+    )
     with structlog.testing.capture_logs():
         async with house(short_folder, deadlines=deadlines) as made:
             pid = await made.freeze_executor(tokens=1000)
@@ -133,7 +136,9 @@ async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> Non
 async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
     short_folder: Path,
 ) -> None:
-    deadlines = Deadlines(hello_s=20, load_s=20, progress_s=2.5, pause_s=0.05)
+    deadlines = SupervisionSettings(
+        hello_s=20, load_timeout_s=20, progress_timeout_s=2.5, pause_s=0.05
+    )
     async with house(short_folder, deadlines=deadlines) as made:
         pid = await made.freeze_executor(tokens=100)
         time.sleep(3.5)  # noqa: ASYNC251 - the loop is to stand still
@@ -164,7 +169,7 @@ async def test_a_hung_executor_does_not_keep_the_daemon(short_folder: Path) -> N
 
 
 async def test_an_executor_that_keeps_dying_ends_the_daemon(short_folder: Path) -> None:
-    settings = Settings(engine_kind="simulated", restart_limit=1)
+    settings = settings_of(engine_kind="simulated", restart_limit=1)
     made = House(short_folder, settings, DEADLINES)
     failures: list[HearthError] = []
 
@@ -224,7 +229,7 @@ async def test_a_process_that_cannot_be_killed_is_given_up(
         return FakeProcess()
 
     monkeypatch.setattr(ActorProcess, "start", start)
-    made = House(short_folder, SETTINGS, Deadlines(hello_s=0.1, kill_s=0.1))
+    made = House(short_folder, SETTINGS, SupervisionSettings(hello_s=0.1, kill_s=0.1))
     with structlog.testing.capture_logs(), anyio.fail_after(20):
         with pytest.raises(HearthError, match="does not end although it was killed") as caught:
             await made.supervisor.run()
@@ -237,8 +242,8 @@ async def test_a_plan_that_comes_while_the_process_starts_is_told(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def start(config: HostConfig) -> FakeProcess:
-        assert config.log_level == "error"
-        made.supervisor.adopt(made.supervisor._plan._replace(log_level="debug"))
+        assert config.logs.log_level == "error"
+        made.supervisor.adopt(made.supervisor._plan._replace(logs=LogSettings(log_level="debug")))
         endpoints.append(config.addresses.control)
         started.set()
         return FakeProcess()
@@ -252,7 +257,7 @@ async def test_a_plan_that_comes_while_the_process_starts_is_told(
 
     started, endpoints, heard = anyio.Event(), list[str](), list[ExecutorControl]()
     monkeypatch.setattr(ActorProcess, "start", start)
-    made = House(short_folder, SETTINGS, Deadlines(kill_s=0.1))
+    made = House(short_folder, SETTINGS, SupervisionSettings(kill_s=0.1))
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hear)
@@ -270,7 +275,7 @@ async def test_a_stop_does_not_wait_for_a_process_that_cannot_be_killed(
         return FakeProcess()
 
     monkeypatch.setattr(ActorProcess, "start", start)
-    made = House(short_folder, SETTINGS, Deadlines(kill_s=0.1))
+    made = House(short_folder, SETTINGS, SupervisionSettings(kill_s=0.1))
     with anyio.fail_after(20):
         with pytest.raises(HearthError) as caught, anyio.move_on_after(0.1):
             await made.supervisor.run()
