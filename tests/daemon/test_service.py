@@ -1,5 +1,6 @@
 """Starts that end by themselves; test_ends.py has what fails later."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -8,16 +9,25 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.configuration.settings import settings_of
+from daemon.configuration.load import load_settings
+from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.settings import Settings, replaced
 from daemon.door.keys import make_server_keys
 from daemon.exit_codes import CONFIGURATION, STOPPED
 from daemon.service import serve
 
+DEFAULTS = Settings()
 
-def log_of(engine: Path, capsys: pytest.CaptureFixture[str], **settings: str | int) -> str:
+
+def log_of(
+    engine: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: Settings = DEFAULTS,
+    **values: str | int,
+) -> str:
     """What a start says that these settings end before an actor has begun to load."""
     try:
-        assert serve(settings_of(log_format="json", **settings), engine) == CONFIGURATION
+        assert serve(replaced(given, log_format="json", **values), engine) == CONFIGURATION
     finally:
         structlog.reset_defaults()
     text = capsys.readouterr().err
@@ -31,6 +41,16 @@ def test_a_missing_engine_is_logged_in_one_line_and_an_error_of_configuration(
     lines = log_of(tmp_path / "none", capsys).splitlines()
     assert len(lines) == 1
     assert "engine_missing" in lines[0]
+
+
+def test_old_names_are_told_of_at_the_start_whatever_the_log_level_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load_settings(environ={}, flags=dict.fromkeys(OLD_NAMES, "2"))
+    text = log_of(tmp_path / "none", capsys, given=settings, log_level="error")
+    warning = json.loads(text.splitlines()[0])
+    assert (warning["level"], warning["event"]) == ("warning", "settings have other names now")
+    assert warning["reason"].endswith('give draft_tree = "2x2/2"')
 
 
 def test_an_unusable_socket_ends_before_anything_is_loaded(

@@ -13,6 +13,7 @@ from daemon.configuration.settings import Settings
 from daemon.kernel_cache import KernelCache, Target
 from runtime.config import load_config
 from runtime.engine_folder import ANSWER_FILE, record_files, write_config
+from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from tests.daemon.test_gpu_facts import GPU, GPU_PLAN
 from tests.references import reference_folder
@@ -84,6 +85,19 @@ def test_an_engine_of_an_older_hearth_is_told_of(tmp_path: Path, tiny_engine: Pa
     assert (result.exit_code, "run hearth export again on qwen3" in words) == (0, True)
     report = json.loads(CliRunner().invoke(check, [*asked, "--json"]).output)
     assert report["outdated"].startswith("an older Hearth exported this engine")
+
+
+def test_old_names_are_taken_and_told_of(tmp_path: Path, tiny_engine: Path) -> None:
+    file = tmp_path / "h.toml"
+    file.write_text("drafting_top_k = 0")
+    asked = ["--engine", str(tiny_engine), "--config", str(file)]
+    result = CliRunner().invoke(check, asked)
+    words = " ".join(result.output.split())
+    assert (result.exit_code, "warning drafting_top_k, drafting_step" in words) == (0, True)
+    assert 'give draft_tree = ""' in words
+    refused = CliRunner().invoke(check, [*asked, "--draft-tree", "1x2/3"])
+    assert isinstance(refused.exception, HearthError)
+    assert refused.exception.message.startswith(f"{file}, drafting_top_k: draft_tree is given")
 
 
 def test_a_simulated_engine_has_no_answer_to_compare(tiny_engine: Path) -> None:

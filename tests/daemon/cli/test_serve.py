@@ -112,6 +112,8 @@ def test_the_help_has_what_guides_need_and_all_of_it_has_every_setting(
     assert len(everyday) <= 36
     assert flags_of(capsys, "--help-all") == set(map(flag_of, [*everyday, *experts]))
     assert sorted([*everyday, *experts]) == sorted(SETTINGS)
+    serve.main(["--help-all"], standalone_mode=False)
+    assert "--drafting-top-k" not in capsys.readouterr().out, "taken, and not shown"
 
 
 def test_guides_set_nothing_that_only_experts_need() -> None:
