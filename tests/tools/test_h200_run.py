@@ -62,8 +62,14 @@ def test_other_benches_use_the_engine_of_the_decode_bench(run: Run) -> None:
     folder.mkdir(parents=True)
     plan = folder.with_name("qwen3-0.6b-pooled-tensorrt-float16-abc")
     plan.mkdir()
-    one = ("graphs", "check", "arrivals")
-    for part, folders in (("memory", [folder, plan]), *((part, [folder]) for part in one)):
+    kernels = folder.with_name("qwen3-0.6b-shape-kernels-float16-abc")
+    kernels.mkdir()
+    for part, folders in (
+        ("memory", [folder, plan]),
+        ("check", [folder]),
+        ("arrivals", [folder]),
+        ("graphs", [kernels]),
+    ):
         engines = [command[command.index("--engine") + 1] for command in PARTS[part](run)]
         assert engines == [str(one) for one in folders]
 

@@ -113,7 +113,7 @@ def _plan(model: str) -> Commands:
 
 
 def _graphs(run: Run) -> list[list[str]]:
-    return [run.tool("graphs", "--engine", run.engine())]
+    return [run.tool("graphs", "--engine", run.engine("kernels-float16", "0.6b-shape"))]
 
 
 def _memory(run: Run) -> list[list[str]]:
