@@ -13,8 +13,8 @@ from bench.report import Record, log_folder, note, print_cases, publish, record_
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
-from runtime.decoding.budget import predicted_parts
 from runtime.decoding.deployment import DeploymentConfig, load_deployment
+from runtime.decoding.predicted import predict_memory
 from runtime.device.cuda.context import open_context
 from runtime.errors import HearthError
 
@@ -117,7 +117,7 @@ def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> Mem
     device = deployment.base.device
     # On the CPU a vision tower lies in another process.
     here = deployment._replace(tower=None) if device == "cpu" else deployment
-    predicted = predicted_parts(here)
+    predicted = predict_memory(here).device
     parts: dict[str, PartFigures] = {}
     # The interpreter is part of the memory of a CPU, and not of that of a GPU.
     before = used["start"] if device == "cuda" else 0

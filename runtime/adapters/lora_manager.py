@@ -122,6 +122,11 @@ class LoRAManager:
         bindings = {**self._none, **layout.tensors(block)}
         return _Loaded(adapter.digest, block, bindings)
 
+    def reserve(self) -> None:
+        """Take the memory of an adapter that will be loaded; only slots need it beforehand."""
+        if not self.rebinds:
+            self._free.append(self._new_block("adapter"))
+
     def unload(self, name: str) -> None:
         """Forget an adapter, which is not active; raises `adapter_unknown` and `internal`."""
         block = self._get(name).block

@@ -20,7 +20,7 @@ from runtime.engine_folder import DRAFT_FOLDER
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
-from runtime.memory.sizes import draft_zero_bytes, projection_bytes
+from runtime.memory.sizes import projection_bytes
 from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.prefix.disk_tier import DiskTier
 from runtime.prefix.page_index import PageIndex
@@ -31,7 +31,7 @@ from runtime.prefix.spill_file import HEAD_BYTES
 from runtime.prefix.spill_folder import SpillFolder
 from runtime.prefix.worth import Worth
 from runtime.steps.engine_runner import LLMEngineRunner
-from runtime.steps.pipeline_io import PipelineIO
+from runtime.steps.pipeline_io import PipelineIO, draft_zero_bytes
 from runtime.steps.shared_resources import SharedResources
 from runtime.undo import undoing
 from runtime.vision.vision_runner import VisionRunner
@@ -78,11 +78,7 @@ def assemble(
         )
         undo.callback(base.close)
         built("engine")
-        inputs = io.step.inputs
-        trees = None if deployment.method == "off" else io.trees
-        sampler = device.batch_sampler(
-            SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
-        )
+        sampler = open_sampler(deployment, io, device)
         built("sampler")
         store = (embeddings or LocalEmbeddings()) if config.image_token_id else None
         runner = LLMEngineRunner(config, base, io, resources, device, embeddings=store)
@@ -120,12 +116,25 @@ def assemble(
 
 def _resources(deployment: DeploymentConfig, folder: Path, device: Device) -> SharedResources:
     config, draft, given = deployment.base, deployment.draft, deployment.weights
-    if draft is None:
-        return SharedResources.create_for_llm(config, folder, device, given)
-    zeros = draft_zero_bytes(draft, deployment.drafting, config.max_supported_batch_size)
+    zeros = draft_zeros(deployment)
     resources = SharedResources.create_for_llm(config, folder, device, given, zeros=zeros)
-    resources.add_draft(draft, folder / DRAFT_FOLDER, device)
+    if draft is not None:
+        resources.add_draft(draft, folder / DRAFT_FOLDER, device)
     return resources
+
+
+def draft_zeros(deployment: DeploymentConfig) -> int:
+    """Bytes of the buffer of zeros that a draft reads."""
+    draft, rows = deployment.draft, deployment.base.max_supported_batch_size
+    return 0 if draft is None else draft_zero_bytes(draft, deployment.drafting, rows)
+
+
+def open_sampler(deployment: DeploymentConfig, io: PipelineIO, device: Device) -> BatchSampler:
+    """A sampler over the logits of a decoder's steps, and over the trees that it verifies."""
+    inputs, trees = io.step.inputs, None if deployment.method == "off" else io.trees
+    return device.batch_sampler(
+        SamplerBuffers(io.step.logits, inputs.lengths, inputs.next_tokens, trees)
+    )
 
 
 def _speculation(

@@ -9,21 +9,14 @@ from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.decoding.deployment import DeploymentConfig, StoredEngines
+from runtime.decoding.predicted import predict_memory
 from runtime.errors import HearthError
-from runtime.memory.predicted import (
-    cuda_weight_bytes,
-    predict_cuda_host_memory,
-    predict_draft_memory,
-    predict_memory,
-)
-from runtime.memory.sizes import adapter_bytes
-from runtime.memory.vision import TOWER_HOST_PARTS, predict_tower_memory
+from runtime.memory.estimates import LOADING
 from runtime.options import RuntimeOptions
-from runtime.prefix.rooms import page_bytes, pool_pages, record_bytes
+from runtime.prefix.rooms import page_bytes
 
 LEAST_CAPACITY = 1024
 """Slots of a row that are not given up for memory."""
-_LOADING = "weights_while_loading"
 _MARGIN = 8
 """One part of so many of the free memory is left to others by what nobody asked for."""
 _HALVED = 5
@@ -53,61 +46,22 @@ class Budget(msgspec.Struct, frozen=True):
         return f"{needed} MiB{self.where} and {self.available >> 20} MiB are free"
 
 
-def predicted_parts(deployment: DeploymentConfig) -> dict[str, int]:
-    """Bytes by part that the engines of `deployment` will need on their device."""
-    config = deployment.base
-    limits = {
-        "max_batch": config.max_supported_batch_size,
-        "capacity": config.max_kv_cache_capacity,
-    }
-    parts = predict_memory(config, **limits)
-    if deployment.draft is not None:
-        parts |= predict_draft_memory(deployment.draft, deployment.drafting, **limits)
-        # The steps of both read one buffer.
-        parts["draft_zeros"] = max(0, parts["draft_zeros"] - parts.get("zeros", 0))
-        if config.plan is not None:
-            # The steps of both plans share one context memory.
-            parts["draft_scratch"] = max(0, parts["draft_scratch"] - parts["engine_scratch"])
-    pages = page_bytes(config, deployment.draft)
-    own, of_the_host = pool_pages(deployment.prefix)
-    if own:
-        parts["prefix_cache"] = own * pages
-    if own and config.device == "cpu":
-        # All of it is the same memory.
-        parts["prefix_cache"] += of_the_host * pages + record_bytes(deployment.prefix)
-    if config.max_supported_lora_rank:
-        parts["adapters"] = adapter_bytes(config, deployment.adapters)
-    if deployment.tower is not None:
-        parts |= predict_tower_memory(deployment.tower, deployment.capacity)
-        if config.plan is not None:
-            shared = parts["engine_scratch"] + parts.get("draft_scratch", 0)
-            parts["vision_scratch"] = max(0, parts["vision_scratch"] - shared)
-    return parts
-
-
 def budgets_of(deployment: DeploymentConfig, host: int, gpu: int | None) -> list[Budget]:
     """A budget for each memory that the engines lie in, that of their device first.
 
     `gpu` is what is free beside a context, whose place the engine's takes.
     """
-    parts = predicted_parts(deployment)
+    parts, beside = predict_memory(deployment)
     pictures = {"vision_memory": deployment.image_memory} if deployment.image_memory else {}
     if deployment.base.device == "cpu":
         return [Budget(parts | pictures, host)]
-    beside = predict_cuda_host_memory(deployment.base)
-    if deployment.draft is not None:
-        beside[f"draft_{_LOADING}"] = cuda_weight_bytes(deployment.draft)
-    if deployment.prefix.device:
-        of_the_host = pool_pages(deployment.prefix)[1]
-        beside["prefix_cache"] = of_the_host * page_bytes(deployment.base, deployment.draft)
-        beside["prefix_cache"] += record_bytes(deployment.prefix)
     if deployment.tower is not None:
-        beside |= TOWER_HOST_PARTS | pictures
+        beside |= pictures
     if gpu is not None:
         free = gpu + parts["context"]
         return [Budget(parts, free, " on the GPU"), Budget(beside, host, " on the host")]
     # What is read while loading are pages of files: where it gets tight the system drops them.
-    kept = {f"host_{name}": n for name, n in beside.items() if not name.endswith(_LOADING)}
+    kept = {f"host_{name}": n for name, n in beside.items() if not name.endswith(LOADING)}
     return [Budget(parts | kept, host, " of the memory that GPU and host share")]
 
 

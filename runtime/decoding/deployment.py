@@ -18,6 +18,7 @@ from runtime.options import (
 )
 from runtime.prefix.pages import Rooms
 from runtime.prefix.rooms import prefix_rooms
+from runtime.steps.engine_tables import EngineTables, read_shapes
 from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 from runtime.weights.external_weight_manager import ExternalWeightManager
 
@@ -39,7 +40,8 @@ class DeploymentConfig(NamedTuple):
     the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
     `weights` is a file of external weights in place of the folder's own. The prefix cache has
     `prefix` pages in each tier, those on disk in `prefix_folder`.
-    `adapters` are bytes of each adapter that is loaded from the beginning.
+    `adapters` are bytes of each adapter that is loaded from the beginning. `shapes` are those of
+    what base and draft bring from their folders, none where there is no folder.
     """
 
     base: LLMEngineRunnerConfig
@@ -54,6 +56,7 @@ class DeploymentConfig(NamedTuple):
     prefix: Rooms = Rooms(0)
     prefix_folder: str = ""
     adapters: tuple[int, ...] = ()
+    shapes: tuple[EngineTables, ...] = ()
 
     @property
     def capacity(self) -> int:
@@ -74,17 +77,21 @@ class DeploymentConfig(NamedTuple):
 
 
 class StoredEngines(NamedTuple):
-    """The engines of a folder as they were exported, and the bytes of each adapter for them."""
+    """The engines of a folder as they were exported, and the bytes of each adapter for them.
+
+    `shapes` are those of what base and draft bring from their folders.
+    """
 
     base: LLMEngineRunnerConfig
     draft: LLMEngineRunnerConfig | None = None
     tower: VisionConfig | None = None
     adapters: tuple[int, ...] = ()
+    shapes: tuple[EngineTables, ...] = ()
 
     def resolve(self, options: RuntimeOptions) -> "DeploymentConfig":
         """Those that run with these options; raises as `resolve_deployment` does."""
         found = resolve_deployment(self.base, self.draft, options)._replace(
-            weights=options.weights, adapters=self.adapters
+            weights=options.weights, adapters=self.adapters, shapes=self.shapes
         )
         if self.tower is None:
             return found
@@ -121,7 +128,13 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
         verify_folder(place, config, digests=options.verify, read=read, skip=skip)
     adapters = adapter_folders(Path(options.adapters)).values() if options.adapters else ()
     sizes = tuple(tensor_bytes(adapter) for adapter in adapters)
-    return StoredEngines(_with_weights(stored, folder, options, read), draft, tower, sizes)
+    base = _with_weights(stored, folder, options, read)
+    shapes = tuple(
+        read_shapes(config, place)
+        for place, config in configs.items()
+        if isinstance(config, LLMEngineRunnerConfig)
+    )
+    return StoredEngines(base, draft, tower, sizes, shapes)
 
 
 def _with_weights(

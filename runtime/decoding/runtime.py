@@ -10,13 +10,14 @@ from runtime.decoding.adapter_rows import AdapterRows
 from runtime.decoding.answer_check import AnswerCheck, AnswerReport
 from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult, failed_chunk
-from runtime.decoding.budget import fit_deployment, predicted_parts
+from runtime.decoding.budget import fit_deployment
 from runtime.decoding.capture import capture_steps
 from runtime.decoding.completion import complete
 from runtime.decoding.counters import RuntimeCounters
 from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.decoding.limits import check_row
 from runtime.decoding.pace import Pace
+from runtime.decoding.predicted import predict_memory
 from runtime.decoding.seating import Seating
 from runtime.decoding.speculative import FailedRound, PendingRound, SpeculativeStrategy, stands
 from runtime.decoding.tower_turns import PendingTower, TowerTurns, TowerWork
@@ -143,7 +144,7 @@ class LLMInferenceRuntime(AdapterRows, RuntimeCounters):
             parts = assemble(deployment, folder, options, device, embeddings=embeddings)
             budget = deployment.prefill_budget
             runtime = cls(*parts[:4], tower=parts.tower, prefix=parts.prefix, prefill_budget=budget)
-        runtime.chosen, runtime.memory = deployment.chosen, predicted_parts(deployment)
+        runtime.chosen, runtime.memory = deployment.chosen, predict_memory(deployment).device
         return runtime
 
     @property

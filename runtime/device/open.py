@@ -1,6 +1,7 @@
 from runtime.config import DeviceKind
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import Device
+from runtime.device.measuring import MeasuringDevice
 
 
 def open_device(kind: DeviceKind) -> Device:
@@ -11,3 +12,12 @@ def open_device(kind: DeviceKind) -> Device:
     from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - see above
 
     return open_cuda_device()
+
+
+def measuring_device(kind: DeviceKind) -> MeasuringDevice:
+    """A device that takes no memory, and counts what one of this kind would take."""
+    if kind == "cpu":
+        return MeasuringDevice()
+    from runtime.device.cuda.measuring_gpu import MeasuringGpu  # noqa: PLC0415 - as above
+
+    return MeasuringGpu()

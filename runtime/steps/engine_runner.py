@@ -19,7 +19,7 @@ from runtime.device.picks import RecordedPicks
 from runtime.errors import HearthError
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import EmbeddingStore
-from runtime.memory.sizes import prompt_graph_bytes
+from runtime.memory.estimates import prompt_graph_bytes
 from runtime.memory.system import available_memory
 from runtime.steps.bindings import StepBindings
 from runtime.steps.image_merge import ImageMerge, ImagePiece, MultimodalMetrics

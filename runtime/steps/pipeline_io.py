@@ -5,10 +5,14 @@ import numpy as np
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.memory.sizes import draft_zero_bytes, unread_base_states, zero_bytes
+from runtime.memory.sizes import longest_draft_step, longest_step
 from runtime.options import EagleDraftingConfig
 from runtime.reference.token_trees import mask_words
-from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
+from runtime.steps.shared_resources import (
+    SharedResources,
+    allocate_zero_buffer,
+    zero_bytes,
+)
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.registry import index_dtype
 from runtime.tensors.tensor import Tensor
@@ -74,7 +78,7 @@ class PipelineIO(NamedTuple):
         """Allocate the buffers of a decoder engine for its largest chunk and tree."""
         nodes = max(1, config.max_verify_tree_size)
         batch = config.max_supported_batch_size
-        sizes = StepSizes(max(config.prefill_chunk, nodes), nodes)
+        sizes = StepSizes(longest_step(config), nodes)
         step = allocate_basic_io(config, resources, device, sizes)
         prompt = own_start(step, device)
         if config.num_deepstack_features:
@@ -119,7 +123,7 @@ class DraftIO(NamedTuple):
     ) -> "DraftIO":
         """Allocate the buffers of a draft engine for trees of `drafting`."""
         batch, top_k = config.max_supported_batch_size, drafting.drafting_top_k
-        longest = max(config.prefill_chunk, drafting.proposal_size, drafting.most_accepted)
+        longest = longest_draft_step(config, drafting)
         step = allocate_basic_io(config, resources, device, StepSizes(longest, top_k), 1)
         data = numpy_dtype(config.dtype)
 
@@ -129,7 +133,7 @@ class DraftIO(NamedTuple):
         allocate_zero_buffer(resources, draft_zero_bytes(config, drafting, batch), device)
         out = zeros("hidden_states", top_k, config.hidden_size)
         wide, hidden = config.base_hidden_dim, config.hidden_size
-        unread = unread_base_states(config, drafting)
+        unread = _unread_base_states(config, drafting)
         given = (
             zeros("hidden_states_input", longest, wide),
             resources.zeros("hidden_states_from_draft", (batch, longest, hidden), data),
@@ -159,6 +163,15 @@ class DraftIO(NamedTuple):
             hidden_states_input=given[0],
             proposal=proposal,
         )
+
+
+def draft_zero_bytes(
+    config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, max_batch: int
+) -> int:
+    """Bytes of zeros that a draft's steps bind: one has its own hidden states or the base's."""
+    entries = longest_draft_step(config, drafting) * config.hidden_size
+    largest = max(entries, _unread_base_states(config, drafting) * config.base_hidden_dim)
+    return max_batch * largest * numpy_dtype(config.dtype).itemsize
 
 
 def allocate_basic_io(
@@ -250,6 +263,11 @@ def build_tensor_map(
         tensors.set(
             f"present_v_cache_{layer}", step.new_values[layer] if step.new_values else values
         )
+
+
+def _unread_base_states(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> int:
+    """Hidden states of the base, a row, that steps of a proposal bind and that are zeros."""
+    return 0 if config.backend == "kernels" else drafting.proposal_size
 
 
 def _deepstack(

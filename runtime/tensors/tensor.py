@@ -65,6 +65,11 @@ class Tensor:
             return Tensor(name, first.view(dtype).reshape(shape), self)
         return Tensor.on_device(name, self.address, shape, dtype, self)
 
+    def protect(self) -> None:
+        """Let nobody write to host memory; that of a device has no such protection."""
+        if self._array is not None:
+            self._array.flags.writeable = False
+
     @property
     def array(self) -> NDArray[Any]:
         """The whole buffer in the shape of its allocation; raises `internal` off the host."""

@@ -12,11 +12,11 @@ from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import ImageLayout
+from runtime.tensors.dims import TowerDims
 from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.tensor_map import TensorMap
 from runtime.tensors.tower import (
     build_registry_for_tower,
-    build_tower_profiles,
     tower_dims,
     tower_outputs,
 )
@@ -40,11 +40,9 @@ class VisionRunner:
         self.config = config
         self.executor = executor
         self._device = device
-        (profile,) = build_tower_profiles(config)
-        self._tensors = TensorMap()
-        for spec in build_registry_for_tower(config).specs:
-            shape = spec.resolve(profile.maximum)
-            self._tensors.set(spec.name, device.zeros(spec.name, shape, spec.dtype))
+        self._tensors = allocate_tower_buffers(
+            config, tower_dims(config, config.max_patches), device
+        )
 
     @classmethod
     def open(
@@ -112,3 +110,11 @@ class VisionRunner:
     def close(self) -> None:
         """Free the engine; the buffers go with the device."""
         self.executor.close()
+
+
+def allocate_tower_buffers(config: VisionConfig, dims: TowerDims, device: Device) -> TensorMap:
+    """Allocate what calls of up to this size bind."""
+    tensors = TensorMap()
+    for spec in build_registry_for_tower(config).specs:
+        tensors.set(spec.name, device.zeros(spec.name, spec.resolve(dims), spec.dtype))
+    return tensors

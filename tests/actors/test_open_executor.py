@@ -19,7 +19,6 @@ from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
 from runtime.export import ExportOptions, export_model
-from runtime.memory.predicted import predict_memory
 from runtime.options import RuntimeOptions
 from tests.references import reference_folder
 
@@ -173,7 +172,7 @@ def test_what_was_chosen_for_memory_is_among_the_facts(
     assert "chosen" not in _facts(open_runtime(settings))
     whole = structs.replace(settings, options=RuntimeOptions())
     fits = open_runtime(structs.replace(settings, options=RuntimeOptions(max_batch=1, capacity=64)))
-    used = sum(predict_memory(fits.config, max_batch=1, capacity=64).values())
+    used = sum(fits.memory.values())
     monkeypatch.setattr("runtime.decoding.runtime.available_memory", lambda: used * 8 // 7 + 8)
     runtime = open_runtime(whole)
     facts = _facts(runtime)

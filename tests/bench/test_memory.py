@@ -10,8 +10,8 @@ from bench import memory
 from bench.commands import bench
 from bench.memory import MemoryFigures, measure_memory, memory_figures
 from bench.memory_stages import STAGES
-from runtime.decoding.budget import predicted_parts
 from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.predicted import predict_memory
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, SpeculationOptions
 from tests.bench.running import run
@@ -46,7 +46,7 @@ def figures(device: str, used: dict[str, int]) -> MemoryFigures:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_predicted_part_belongs_to_one_stage(device: str) -> None:
-    parts = predicted_parts(deployment(device, drafted=True))
+    parts = predict_memory(deployment(device, drafted=True)).device
     assert any(name.startswith("draft_") for name in parts)
     members = [name for names in STAGES.values() for name in names]
     assert len(members) == len(set(members))
@@ -62,7 +62,7 @@ def test_a_tower_counts_where_its_device_is_the_engines() -> None:
     assert memory_figures(with_tower["cpu"], USED).parts["tower"].predicted_mb == 0
     assert memory_figures(with_tower["cuda"], USED).parts["tower"].predicted_mb > 0
     members = {name for names in STAGES.values() for name in names}
-    assert set(predicted_parts(with_tower["cuda"])) <= members
+    assert set(predict_memory(with_tower["cuda"]).device) <= members
 
 
 def test_a_part_is_what_its_stage_added() -> None:

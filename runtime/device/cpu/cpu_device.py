@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import DeviceKind
+from runtime.device.cache_storage import CacheStorage
 from runtime.device.cpu.image_ops import CpuImageOps
 from runtime.device.cpu.ops import CpuStepOps
 from runtime.device.cpu.sampler import CpuBatchSampler
 from runtime.device.cpu.storage import CpuCacheStorage
 from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import SamplerBuffers, StepOps, TreeOps
+from runtime.device.device import BatchSampler, SamplerBuffers, StepOps, TreeOps
 from runtime.device.image_ops import ImageOps
 from runtime.device.stream import HostStream, Stream
 from runtime.errors import HearthError
@@ -97,13 +98,11 @@ class CpuDevice:
         """Copy a buffer, or zeros."""
         target.array[...] = 0 if source is None else source.array
 
-    def cache_storage(
-        self, buffers: Sequence[Tensor], heads: int, head_dim: int
-    ) -> CpuCacheStorage:
+    def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:
         """The moves and writes of these K/V buffers."""
         return CpuCacheStorage(buffers, heads, head_dim)
 
-    def batch_sampler(self, buffers: SamplerBuffers) -> CpuBatchSampler:
+    def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
         """A sampler over these buffers."""
         return CpuBatchSampler(buffers)
 

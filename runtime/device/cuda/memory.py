@@ -60,6 +60,11 @@ class Arena:
         self.used += size
         return address
 
+    @property
+    def left(self) -> int:
+        """Bytes of the newest chunk that were not handed out."""
+        return self._end - self._next
+
     def close(self) -> None:
         """Free everything; calling it twice is harmless."""
         chunks, self._chunks = self._chunks, []

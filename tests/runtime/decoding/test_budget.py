@@ -2,8 +2,9 @@ import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.budget import Budget, budgets_of, fit_deployment, predicted_parts
+from runtime.decoding.budget import Budget, budgets_of, fit_deployment
 from runtime.decoding.deployment import DeploymentConfig, StoredEngines
+from runtime.decoding.predicted import predict_memory
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
@@ -103,9 +104,9 @@ def test_a_larger_cache_needs_more() -> None:
 
 def test_a_draft_adds_its_parts() -> None:
     plain = DeploymentConfig(small_config())
-    parts = predicted_parts(with_draft(plain))
+    parts = predict_memory(with_draft(plain)).device
     added = {name for name in parts if name.startswith("draft_")}
-    assert set(parts) - added == set(predicted_parts(plain))
+    assert set(parts) - added == set(predict_memory(plain).device)
     assert min(parts[name] for name in added) > 0
 
 
@@ -117,7 +118,7 @@ def test_two_plans_share_the_memory_of_their_steps(base: int, draft: int, more: 
         structs.replace(config, plan=structs.replace(PLAN, scratch_bytes=wanted))
         for config, wanted in ((deployment.base, base), (deployment.draft, draft))
     )
-    parts = predicted_parts(deployment._replace(base=one, draft=other))
+    parts = predict_memory(deployment._replace(base=one, draft=other)).device
     assert (parts["engine_scratch"], parts["draft_scratch"]) == (base, more)
 
 
@@ -309,10 +310,10 @@ def test_the_prefix_cache_is_counted_where_its_pages_lie() -> None:
     size = page_bytes(draft.base, draft.draft)
     plain = budgets_of(draft, GIB, GIB)
     paged = budgets_of(draft._replace(prefix=Rooms(device=7, host=3, disk=5)), GIB, GIB)
-    added = [one.needed - other.needed for one, other in zip(paged, plain, strict=True)]
     # Pages on their way from and to the disk take memory too.
+    assert paged[0].parts["prefix_cache"] == (7 + ARRIVING) * size
     records = record_bytes(Rooms(7, 3, 5))
-    assert added == [(7 + ARRIVING) * size, (3 + STAGED) * size + records]
+    assert paged[1].needed - plain[1].needed == (3 + STAGED) * size + records
     cpu = DeploymentConfig(small_config(), prefix=Rooms(4))
     taken = 4 * page_bytes(small_config(), None) + record_bytes(Rooms(4))
-    assert predicted_parts(cpu)["prefix_cache"] == taken
+    assert predict_memory(cpu).device["prefix_cache"] == taken

@@ -9,9 +9,14 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
-from runtime.memory.sizes import draft_zero_bytes
 from runtime.options import EagleDraftingConfig
-from runtime.steps.pipeline_io import DraftIO, PipelineIO, StepIO, build_tensor_map
+from runtime.steps.pipeline_io import (
+    DraftIO,
+    PipelineIO,
+    StepIO,
+    build_tensor_map,
+    draft_zero_bytes,
+)
 from runtime.steps.shared_resources import SharedResources, allocate_zero_buffer
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import (

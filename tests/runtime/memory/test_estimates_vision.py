@@ -5,11 +5,15 @@ from pathlib import Path
 from msgspec import structs
 
 from runtime.config import FileRecord, PlanRecord
-from runtime.decoding.budget import budgets_of, predicted_parts
+from runtime.decoding.budget import budgets_of
 from runtime.decoding.deployment import DeploymentConfig
+from runtime.decoding.predicted import predict_memory
+from runtime.device.open import measuring_device
 from runtime.export.options import Dialect, ExportOptions
 from runtime.export.vision.write import write_vision
-from runtime.memory.vision import predict_tower_memory
+from runtime.memory.estimates import estimate_tower
+from runtime.tensors.tower import tower_dims
+from runtime.vision.vision_runner import allocate_tower_buffers
 from tests.runtime.engine_configs import small_config
 from tests.runtime.vision.tower_config import config_of
 from tests.vision_models import Family, write_vision_model
@@ -50,8 +54,11 @@ def test_a_large_picture_takes_what_is_predicted(tmp_path: Path, dialect: Dialec
     assert config is not None
     arguments = [sys.executable, "-c", MEASURE, str(tmp_path), str(SIDE)]
     measured = int(subprocess.check_output(arguments, cwd=ROOT))
-    parts = predict_tower_memory(config, 2 * SIDE * SIDE // 4)
-    predicted = parts["vision_scratch"] + parts["vision_buffers"]
+    patches, device = SIDE * SIDE, measuring_device("cpu")
+    device.begin("vision_buffers")
+    allocate_tower_buffers(config, tower_dims(config, patches), device)
+    predicted = estimate_tower(config, patches)["vision_scratch"]
+    predicted += device.parts()["vision_buffers"]
     assert measured < predicted < 2 * measured
 
 
@@ -59,13 +66,21 @@ def test_a_tower_on_the_cpu_has_processes_of_its_own() -> None:
     record = FileRecord(1000, "")
     files = {"model.onnx.data": record}
     tower = config_of("qwen3_vl", dtype="float16", position_side=4, files=files)
-    parts = predict_tower_memory(tower, 1024)
+    parts = estimate_tower(tower, 2048)
     assert parts["vision_processes"] > 0
     assert parts["vision_weights"] == 2000
+    assert estimate_tower(tower, 512)["vision_scratch"] < parts["vision_scratch"]
     # Fewer tokens of a row are smaller pictures.
-    assert predict_tower_memory(tower, 256)["vision_scratch"] < parts["vision_scratch"]
-    deployment = DeploymentConfig(small_config(), tower=tower)
-    assert set(parts) <= set(predicted_parts(deployment))
+    large, small = (
+        predict_memory(
+            DeploymentConfig(
+                structs.replace(small_config(), max_kv_cache_capacity=slots), tower=tower
+            )
+        ).device
+        for slots in (1024, 256)
+    )
+    assert large | parts == large
+    assert small["vision_buffers"] < large["vision_buffers"]
 
 
 def test_on_a_gpu_plans_share_their_scratch_memory() -> None:
@@ -79,7 +94,7 @@ def test_on_a_gpu_plans_share_their_scratch_memory() -> None:
     base = structs.replace(small_config(), **on_gpu, plan=plan(5000))
     tower = config_of("qwen2_5_vl", **on_gpu, window_size=112, plan=plan(7000))
     deployment = DeploymentConfig(base, tower=tower)
-    assert predicted_parts(deployment)["vision_scratch"] == 2000
+    assert predict_memory(deployment).device["vision_scratch"] == 2000
     gpu, host = budgets_of(deployment, 1 << 40, 1 << 40)
     assert "vision_processes" not in gpu.parts
     assert host.parts["vision_processes"] > 0

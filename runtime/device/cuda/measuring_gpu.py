@@ -1,0 +1,72 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from runtime.config import DeviceKind
+from runtime.device.cache_storage import CacheStorage
+from runtime.device.cuda.image_ops import CudaImageOps
+from runtime.device.cuda.memory import CudaMemory
+from runtime.device.cuda.sampler import CudaBatchSampler
+from runtime.device.cuda.storage import CudaCacheStorage
+from runtime.device.device import BatchSampler, SamplerBuffers
+from runtime.device.measuring import MeasuringDevice, inert
+from runtime.tensors.tensor import Tensor
+
+_UNIT = 2 << 20
+"""Bytes in whose multiples a driver hands out memory."""
+
+
+class MeasuringGpu(MeasuringDevice):
+    """Arenas, sampler, cache storage and rotary tables as on a GPU, over no driver."""
+
+    kind: DeviceKind = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inert = inert()
+        self._memory = _CountedMemory(self._inert, self.count)
+        self.image_ops = CudaImageOps(self._inert, self._memory, self._inert)
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part; what the newest chunk has left over is of what was built last."""
+        found = super().parts()
+        found[self._building] = found.get(self._building, 0) + self._memory.device.left
+        return found
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Count what the arena takes for a tensor."""
+        return self._memory.zeros(name, shape, dtype)
+
+    def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:
+        """That of a GPU."""
+        none = self._inert
+        return CudaCacheStorage(none, self._memory, none, buffers, heads=heads, head_dim=head_dim)
+
+    def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
+        """That of a GPU."""
+        return CudaBatchSampler(self._inert, self._memory, self._inert, buffers)
+
+
+class _CountedMemory(CudaMemory):
+    """Arenas of a GPU that tell `count` of each tensor, and take nothing."""
+
+    def __init__(self, context: Any, count: Callable[[str, int], None]) -> None:
+        self._taken = 0
+        self._count = count
+        super().__init__(context)
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Count a tensor, and the rest of a chunk that it does not fit into."""
+        before = self._taken - self.device.left
+        tensor = super().zeros(name, shape, dtype)
+        self._count(name, self._taken - self.device.left - before)
+        return tensor
+
+    def pinned_zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """Pageable memory, of which nothing is touched."""
+        return Tensor.zeros(name, shape, dtype)
+
+    def _device_chunk(self, size: int) -> int:
+        self._taken += -(-size // _UNIT) * _UNIT
+        return 0
