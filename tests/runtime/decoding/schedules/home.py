@@ -139,7 +139,7 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
         return table
 
     with ExitStack() as patches:
-        for user in ("steps.shared_resources", "weights.external_weight_manager"):
+        for user in ("steps.engine_tables", "weights.external_weight_manager"):
             patches.enter_context(patch(f"runtime.{user}.map_tensor", poisoned))
         # A tied head must not have the poison: it gets a copy of the table.
         load = ExternalWeightManager.load
