@@ -1,8 +1,8 @@
 // What kernels of attention are told. It comes behind numbers.cuh and rotate.cuh, and where
 // QUERY_HEADS and KV_HEADS are known.
 
-#define GROUP (QUERY_HEADS / KV_HEADS)
-#define HEADS (QUERY_HEADS + 2 * KV_HEADS)
+constexpr int GROUP = QUERY_HEADS / KV_HEADS;
+constexpr int HEADS = QUERY_HEADS + 2 * KV_HEADS;
 
 typedef long long i64;
 

@@ -4,8 +4,8 @@
 #include "attention/rotate.cuh"
 #include "common/staged.cuh"
 #include "attention/arguments.cuh"
-#include "attention/softmax.cuh"
 #include "attention/block.cuh"
+#include "attention/softmax.cuh"
 #include "attention/scores.cuh"
 #include "attention/rotation.cuh"
 #include "attention/woven.cuh"
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotate(const __grid_consta
   angles.load(cosines(a, row, token), sines(a, row, token));
   q_gains.load(a.q_gain);
   k_gains.load(a.k_gain);
-  wait_for_predecessors(FOR_NODES);
+  wait_for_predecessors(Config::FOR_NODES);
   Head own[each];
   float sums[each];
 #pragma unroll
@@ -76,29 +76,28 @@ __device__ void weigh(const Block& block, const Place& at, const Piece& piece,
                at.lane / 16 * 16 + at.share * OWN * 32;
   Merge merge[2] = {Merge(span.m[0], powers.m[0]),
                     Merge(span.m[HALVES - 1], powers.m[HALVES - 1])};
-#if WOVEN
   float o[OWN][2][4] = {};
+  if constexpr (WOVEN) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int first = piece.split * SPLIT + i * 16;
-    if (!block.causal && first + 16 > block.start) {
-      Woven(block, at, piece).weigh(powers.p[i], first, o);
-      continue;
+    for (int i = 0; i < 4; ++i) {
+      int first = piece.split * SPLIT + i * 16;
+      if (!block.causal && first + 16 > block.start) {
+        Woven(block, at, piece).weigh(powers.p[i], first, o);
+        continue;
+      }
+#pragma unroll
+      for (int n = 0; n < OWN; ++n)
+        if (STEPS % SHARE == 0 || at.share * OWN + n < STEPS)
+          weigh_common(powers.p[i], values + i * 16 * STRIDE, n, o[n]);
     }
-#pragma unroll
-    for (int n = 0; n < OWN; ++n)
-      if (STEPS % SHARE == 0 || at.share * OWN + n < STEPS)
-        weigh_common(powers.p[i], values + i * 16 * STRIDE, n, o[n]);
   }
-#endif
 #pragma unroll
   for (int n = 0; n < OWN; ++n) {
     if (STEPS % SHARE && at.share * OWN + n >= STEPS) break;
-#if !WOVEN
-    float o[OWN][2][4] = {};
+    if constexpr (!WOVEN) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) weigh_common(powers.p[i], values + i * 16 * STRIDE, n, o[n]);
-#endif
+      for (int i = 0; i < 4; ++i) weigh_common(powers.p[i], values + i * 16 * STRIDE, n, o[n]);
+    }
 #pragma unroll
     for (int c = 0; c < 2 * HALVES; ++c)
 #pragma unroll
@@ -117,9 +116,7 @@ __device__ void weigh(const Block& block, const Place& at, const Piece& piece,
 // Do a block's items from this one on: `done` counts those of the token of this thread.
 __device__ void attend_items(const Block& block, Piece piece, int position, int& done) {
   Shared& shared = block.shared;
-#if FUSED
-  Rotation rotation(block, piece, position);
-#endif
+  RotationOf<Config::FUSED>::Type rotation(block, piece, position);
   Place at(block);
   // What the step does not write.
   for (int value = 0; value < BUFFERS; ++value) {
@@ -127,21 +124,22 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
     end_copies();
   }
   block.find(piece);
-#if FUSED
-  wait_for_predecessors((SINGLE || LONE) && EARLY && block.a.batch == 1);
-  rotation.run();
-#else
-  if (TREE) __syncthreads();
-  wait_for_predecessors();
-  block.load_queries();
-  if (piece.seen > block.start && piece.split * SPLIT + SPLIT > block.start)
-    for (int value = 0; value < BUFFERS; ++value) block.load(value, piece, block.start, piece.seen);
-  end_copies();
-  wait_copies<0>();
-  __syncthreads();
-#endif
+  if constexpr (Config::FUSED) {
+    wait_for_predecessors((Config::SINGLE || Config::LONE) && Config::EARLY && block.a.batch == 1);
+    rotation.run();
+  } else {
+    if (Config::TREE) __syncthreads();
+    wait_for_predecessors();
+    block.load_queries();
+    if (piece.seen > block.start && piece.split * SPLIT + SPLIT > block.start)
+      for (int value = 0; value < BUFFERS; ++value)
+        block.load(value, piece, block.start, piece.seen);
+    end_copies();
+    wait_copies<0>();
+    __syncthreads();
+  }
   Queries queries;
-  queries.load(shared.queries, at.tile * 16 + at.lane % 16);
+  queries.load(shared.reused.queries, at.tile * 16 + at.lane % 16);
   Own span, whole;
   span.clear();
   whole.clear();
@@ -154,17 +152,15 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
     score(block, at, queries, own);
     exchange(block, at, own, s);
     // The keys' place is free.
-#if WOVEN
-    bool apart = !block.causal && piece.split * SPLIT + SPLIT > block.start;
-    Woven woven(block, at, piece);
-    if (apart) {
-      woven.find();
-      woven.score(queries, s);
-      woven.load_values();
+    const bool apart = WOVEN && !block.causal && piece.split * SPLIT + SPLIT > block.start;
+    if constexpr (WOVEN) {
+      Woven woven(block, at, piece);
+      if (apart) {
+        woven.find();
+        woven.score(queries, s);
+        woven.load_values();
+      }
     }
-#else
-    const bool apart = false;
-#endif
     if (BUFFERS == 1)
       block.load(true, piece);
     else if (!apart)
@@ -193,17 +189,17 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
         end_copies();
       }
     }
-    if (WHOLE ? last || next.split / SPAN != piece.split / SPAN : next.item != piece.item) {
-      if (WHOLE)
+    if (Config::WHOLE ? last || next.split / SPAN != piece.split / SPAN : next.item != piece.item) {
+      if (Config::WHOLE) {
         whole.add(span);
-      else if (block.units == 1)
+      } else if (block.units == 1) {
         finish(block, at, piece, span);
-#if CLUSTERED
-      else if (is_together(block))
-        return merge_in_cluster(block, at, piece.unit, block.units, span);
-#endif
-      else
+      } else {
+        if constexpr (Config::CLUSTERED)
+          if (is_together(block))
+            return merge_in_cluster(block, at, piece.unit, block.units, span);
         leave(block, at, piece, span);
+      }
       done += piece.token < 0 || piece.token == threadIdx.x;
       span.clear();
     }
@@ -211,37 +207,31 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
     piece = next;
   }
   piece.token = -1;
-  if (WHOLE) finish(block, at, piece, whole);
+  if (Config::WHOLE) finish(block, at, piece, whole);
 }
 
-extern "C" __global__ void
-#if CLUSTERED
-__cluster_dims__(SPAN)
-#endif
-__launch_bounds__(THREADS, RESIDENT) attend(const __grid_constant__ Arguments a) {
+extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, RESIDENT)
+    attend(const __grid_constant__ Arguments a) {
   __shared__ Shared shared;
   int position = 0, done = 0;
-#if FUSED
-  int own = SINGLE ? 0 : min((int)threadIdx.x, a.seq_len - 1);
-  position = a.positions[blockIdx.z % a.batch * a.seq_len + own];
-#endif
+  if constexpr (Config::FUSED) {
+    int own = Config::SINGLE ? 0 : min((int)threadIdx.x, a.seq_len - 1);
+    position = a.positions[blockIdx.z % a.batch * a.seq_len + own];
+  }
   Block block(a, shared);
   int item = block.item;
   if (item < block.step) {
     if (item >= block.items) return;
-#if CLUSTERED
-    if (is_together(block)) expect_units(block, block.units);
-#endif
+    if constexpr (Config::CLUSTERED)
+      if (is_together(block)) expect_units(block, block.units);
     attend_items(block, block.first_of(item, 0), position, done);
   } else {
-#if PAIRED
-    Pairs(block, item - block.step).run();
-    if (threadIdx.x / WARPS == item - block.step) done = block.splits - block.apart;
-#endif
+    if constexpr (PAIRED) {
+      Pairs(block, item - block.step).run();
+      if (threadIdx.x / WARPS == item - block.step) done = block.splits - block.apart;
+    }
   }
-  bool left = !WHOLE && block.units > 1;
-#if CLUSTERED
-  left = left && !is_together(block);
-#endif
+  bool left = !Config::WHOLE && block.units > 1;
+  if constexpr (Config::CLUSTERED) left = left && !is_together(block);
   if (left) merge(block, done);
 }

@@ -1,53 +1,44 @@
 // What a block of attention is told, what it has to do, and what it has in shared memory.
 
-#define WARPS 4
-// Whether `rotate` lets nodes.cu begin, which has slots to ask for, before it waits itself.
-#ifndef FOR_NODES
-#define FOR_NODES 0
-#endif
-#define THREADS (WARPS * 32)
-#define SPLIT 64
-#define SPAN 4
-#define TILES (WARPS / SHARE)
-#define ROWS (TILES * 8 * HALVES)
+constexpr int WARPS = 4;
+constexpr int SHARE = Config::SHARE;
+constexpr int HALVES = Config::HALVES;
+constexpr int THREADS = WARPS * 32;
+constexpr int SPLIT = 64;
+constexpr int SPAN = 4;
+constexpr int TILES = WARPS / SHARE;
+constexpr int ROWS = TILES * 8 * HALVES;
 // Tokens that have rows in a block's tiles, at most.
-#define TOKENS (ROWS % GROUP ? (ROWS + GROUP - 2) / GROUP + 1 : ROWS / GROUP)
+constexpr int TOKENS = ROWS % GROUP ? (ROWS + GROUP - 2) / GROUP + 1 : ROWS / GROUP;
 // Whether a warp keeps its queries in registers.
-#define HELD (SINGLE || DIM <= 128)
+constexpr bool HELD = Config::SINGLE || DIM <= 128;
 // A row in shared memory: eight of them meet no bank twice.
-#define STRIDE (DIM * 2 + 16)
-#define STEPS (DIM / 16)
-#define PIECES (DIM / 8)
+constexpr int STRIDE = DIM * 2 + 16;
+constexpr int STEPS = DIM / 16;
+constexpr int PIECES = DIM / 8;
 // Pairs of eight columns of the values that a warp has.
-#define OWN ((STEPS + SHARE - 1) / SHARE)
+constexpr int OWN = (STEPS + SHARE - 1) / SHARE;
 // Keys and values of a split have one buffer in turns where two are too large.
-#define BUFFERS (DIM <= 128 ? 2 : 1)
-#define VALUES (BUFFERS - 1)
-#define SCORES 72
+constexpr int BUFFERS = DIM <= 128 ? 2 : 1;
+constexpr int VALUES = BUFFERS - 1;
+constexpr int SCORES = 72;
 // Tokens of a step that is FUSED, at most.
-#define FEW 16
+constexpr int FEW = 16;
 // Heads that a warp rotates at a time.
-#define BATCH \
-  (LONE ? 5 : !SINGLE ? (DIM > 128 ? 2 : 4) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4)
+constexpr int BATCH =
+    Config::LONE ? 5 : !Config::SINGLE ? (DIM > 128 ? 2 : 4) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4;
 
 // How tokens of a tree have the positions from the row's start on: each in an item of its own, or a
 // warp each, if there are at most NODES, or all of a block together.
-#define ALONE (TREE && FUSED)
-#define PAIRED (TREE && !FUSED && BY_WARP)
-#define WOVEN (TREE && !FUSED && !BY_WARP)
-#define NODES SPLIT
+constexpr bool ALONE = Config::TREE && Config::FUSED;
+constexpr bool PAIRED = Config::TREE && !Config::FUSED && Config::BY_WARP;
+constexpr bool WOVEN = Config::TREE && !Config::FUSED && !Config::BY_WARP;
+constexpr int NODES = SPLIT;
 // Nodes of a tree that is WOVEN whose keys or values fit into a buffer.
-#define NEAR (BUFFERS == 2 ? SPLIT : 0)
-
-// Whether the blocks of a token are clusters of SPAN.
-#if CLUSTERS && __CUDA_ARCH__ >= 900
-#define CLUSTERED ((SINGLE || LONE) && !WHOLE && HALVES == 1 && GROUP <= 4 && DIM <= 128)
-#else
-#define CLUSTERED 0
-#endif
+constexpr int NEAR = BUFFERS == 2 ? SPLIT : 0;
 
 // Blocks that a multiprocessor shall have at a time.
-#define RESIDENT (SHARE == 4 && DIM <= 128 ? 3 : 2)
+constexpr int RESIDENT = SHARE == 4 && DIM <= 128 ? 3 : 2;
 
 // A split's sums.
 struct Kept {
@@ -55,48 +46,106 @@ struct Kept {
   float sums[GROUP][2];
 };
 
-struct Shared {
-  __align__(16) unsigned char buffers[BUFFERS][SPLIT * STRIDE];
-#if HELD
+// Whoever looks for pieces of a path has done with the scores.
+union Scores {
+  float scores[TILES][8 * HALVES][SCORES];
+  uint4 pieces[WARPS][32];
+};
+
+// Queries take the place of the scores where warps hold them.
+template <bool THERE>
+struct Reused {
   union {
-#endif
-    // Whoever looks for pieces of a path has done with the scores.
-    union {
-      float scores[TILES][8 * HALVES][SCORES];
-      uint4 pieces[WARPS][32];
-    };
+    Scores of;
     __align__(16) unsigned char queries[TILES * 16 * STRIDE];
-#if HELD
   };
-#endif
-#if FUSED
-#if SINGLE
+};
+template <>
+struct Reused<false> {
+  Scores of;
+  __align__(16) unsigned char queries[TILES * 16 * STRIDE];
+};
+
+// What some kernels have; what is not there takes no memory.
+template <bool THERE>
+struct Newest {  // FUSED, of a row with one token
   __align__(16) u16 newest[2][DIM];
-#else
+};
+template <>
+struct Newest<false> {
+  static constexpr u16 (*newest)[DIM] = nullptr;
+};
+
+template <bool THERE>
+struct Few {  // FUSED, of a row with some
   int positions[FEW];
   int fresh[FEW];   // tokens whose keys and values this block needs
   int places[FEW];  // where in the first split they are, if they are
-#endif
-#endif
-#if CLUSTERED
+};
+template <>
+struct Few<false> {
+  static constexpr int *positions = nullptr, *fresh = nullptr, *places = nullptr;
+};
+
+template <bool THERE>
+struct Together {  // CLUSTERED
   Kept kept[SPAN - 1];
   u64 arrived;
-#endif
-#if TREE
-#if PAIRED
+};
+template <>
+struct Together<false> {
+  static constexpr Kept* kept = nullptr;
+  static constexpr u64 arrived = 0;
+};
+
+template <bool THERE>
+struct Near {  // PAIRED
   unsigned char near[WARPS][SPLIT];  // where a warp's token has the positions of a split
-#endif
-#if WOVEN
-  unsigned short woven[TOKENS][SPLIT];  // likewise each token, in the tree
-#endif
-#if ALONE
+};
+template <>
+struct Near<false> {
+  static constexpr unsigned char (*near)[SPLIT] = nullptr;
+};
+
+template <bool THERE>
+struct Places {  // WOVEN
+  unsigned short woven[TOKENS][SPLIT];  // where each token has them, in the tree
+};
+template <>
+struct Places<false> {
+  static constexpr unsigned short (*woven)[SPLIT] = nullptr;
+};
+
+template <bool THERE>
+struct Paths {  // ALONE
   unsigned short paths[2][SPLIT];  // which node of the tree is at each position of a split
-#endif
-#if ALONE
   u32 masks[FEW];
-#endif
-  int seen[TOKENS];                // positions that a token sees
-#endif
+};
+template <>
+struct Paths<false> {
+  static constexpr unsigned short (*paths)[SPLIT] = nullptr;
+  static constexpr u32* masks = nullptr;
+};
+
+template <bool THERE>
+struct Seen {  // TREE
+  int seen[TOKENS];  // positions that a token sees
+};
+template <>
+struct Seen<false> {
+  static constexpr int* seen = nullptr;
+};
+
+struct Shared {
+  __align__(16) unsigned char buffers[BUFFERS][SPLIT * STRIDE];
+  Reused<HELD> reused;
+  [[no_unique_address]] Newest<Config::FUSED && Config::SINGLE> single;
+  [[no_unique_address]] Few<Config::FUSED && !Config::SINGLE> few;
+  [[no_unique_address]] Together<Config::CLUSTERED> cluster;
+  [[no_unique_address]] Near<PAIRED> paired;
+  [[no_unique_address]] Places<WOVEN> tree;
+  [[no_unique_address]] Paths<ALONE> alone;
+  [[no_unique_address]] Seen<Config::TREE> tokens;
 };
 
 // A split of an item, which is what a block does at a time: of all tokens, or of one.
@@ -132,34 +181,33 @@ struct Block {
   __device__ Block(const Arguments& a, Shared& shared) : a(a), shared(shared) {
     kv_head = blockIdx.y;
     row = blockIdx.z % a.batch;
-#if ALONE
-    int node = min((int)threadIdx.x, a.seq_len - 1);
-    u32 mask_of_node = a.mask[row * a.seq_len + node];
-#endif
+    u32 mask_of_node = 0;
+    if constexpr (ALONE) {
+      int node = min((int)threadIdx.x, a.seq_len - 1);
+      mask_of_node = a.mask[row * a.seq_len + node];
+    }
     start = first_slot(a, row);
     item = blockIdx.x;
     step = gridDim.x;
-#if LONE || SINGLE
-    // Clusters that have nothing to do in short steps come last.
-    int behind = blockIdx.z / (a.batch * a.seq_len);
-    tile = a.seq_len - 1 - blockIdx.z / a.batch % a.seq_len;
-    item += behind * gridDim.x;
-    step *= gridDim.z / (a.batch * a.seq_len);
-#else
-    // Those who see most come first.
-    tile = (gridDim.z - 1 - blockIdx.z) / a.batch;
-#endif
+    if constexpr (Config::LONE || Config::SINGLE) {
+      // Clusters that have nothing to do in short steps come last.
+      int behind = blockIdx.z / (a.batch * a.seq_len);
+      tile = a.seq_len - 1 - blockIdx.z / a.batch % a.seq_len;
+      item += behind * gridDim.x;
+      step *= gridDim.z / (a.batch * a.seq_len);
+    } else {
+      // Those who see most come first.
+      tile = (gridDim.z - 1 - blockIdx.z) / a.batch;
+    }
     tiles = (a.seq_len * GROUP + ROWS - 1) / ROWS;
-    lone = LONE && start + a.seq_len <= SPAN * SPLIT;
-#if LONE
-    if (!lone) {
+    lone = Config::LONE && start + a.seq_len <= SPAN * SPLIT;
+    if (Config::LONE && !lone) {
       // The blocks of several tokens are those of a tile.
       int place = tile / tiles;
       tile -= place * tiles;
       item += place * step;
       step *= (a.seq_len - tile + tiles - 1) / tiles;
     }
-#endif
     first_token = tile * rows() / GROUP;
     tokens = min(a.seq_len, (tile * rows() + rows() - 1) / GROUP + 1) - first_token;
     i64 cache = ((i64)row * KV_HEADS + kv_head) * a.kv_len * DIM;
@@ -168,29 +216,29 @@ struct Block {
     int most = min(a.kv_len, start + first_token + tokens);
     common = most;
     causal = true;
-#if TREE
-#if ALONE
-    if (threadIdx.x < FEW) shared.masks[threadIdx.x] = mask_of_node;
-    __syncthreads();
-#endif
-    int own = threadIdx.x, count = 0;
-    if (own < tokens) {
-      const u32* mask = mask_of(own);
-      for (int i = 0; i < words(); ++i) count += __popc(mask[i]);
-      shared.seen[own] = min(a.kv_len, start + count);
+    if constexpr (ALONE) {
+      if (threadIdx.x < FEW) shared.alone.masks[threadIdx.x] = mask_of_node;
+      __syncthreads();
     }
-    causal = __syncthreads_and(own >= tokens || count == first_token + own + 1);
-    if (!causal) {
-      common = start;
-      // Each token has an item, which writes its key and value.
-      most = min(a.kv_len, start + 1);
-      for (int i = 0; i < tokens; ++i) most = max(most, shared.seen[i]);
+    if constexpr (Config::TREE) {
+      int own = threadIdx.x, count = 0;
+      if (own < tokens) {
+        const u32* mask = mask_of(own);
+        for (int i = 0; i < words(); ++i) count += __popc(mask[i]);
+        shared.tokens.seen[own] = min(a.kv_len, start + count);
+      }
+      causal = __syncthreads_and(own >= tokens || count == first_token + own + 1);
+      if (!causal) {
+        common = start;
+        // Each token has an item, which writes its key and value.
+        most = min(a.kv_len, start + 1);
+        for (int i = 0; i < tokens; ++i) most = max(most, shared.tokens.seen[i]);
+      }
     }
-#endif
     splits = max(1, (most + SPLIT - 1) / SPLIT);
     apart = causal || WOVEN ? splits : min(splits, start / SPLIT);
     groups = PAIRED && !causal ? (tokens + WARPS - 1) / WARPS : 0;
-    spans = WHOLE || splits <= a.fine ? 0 : apart / SPAN;
+    spans = Config::WHOLE || splits <= a.fine ? 0 : apart / SPAN;
     cut = spans * SPAN;
     units = spans + splits - cut;
     step -= groups;
@@ -199,24 +247,18 @@ struct Block {
 
   // Tiles of the rows and KV heads before this one.
   __device__ int tiles_before() const { return (row * KV_HEADS + kv_head) * tiles; }
-  __device__ int rows() const { return LONE && lone ? GROUP : ROWS; }
+  __device__ int rows() const { return Config::LONE && lone ? GROUP : ROWS; }
   __device__ int common_items() const { return spans + apart - cut; }
   __device__ int words() const { return (a.seq_len + 31) / 32; }
   __device__ const u32* mask_of(int token) const {
-#if ALONE
-    return shared.masks + first_token + token;
-#else
+    if constexpr (ALONE) return shared.alone.masks + first_token + token;
     return a.mask + ((i64)row * a.seq_len + first_token + token) * words();
-#endif
   }
 
   // Positions that a token of the block sees.
   __device__ int seen(int token) const {
-#if TREE
-    return token < tokens ? shared.seen[token] : 0;
-#else
+    if constexpr (Config::TREE) return token < tokens ? shared.tokens.seen[token] : 0;
     return token < tokens ? min(a.kv_len, start + first_token + token + 1) : 0;
-#endif
   }
 
   // The first row of a token, counted from the tile's first, which may be among its rows.
@@ -251,7 +293,7 @@ struct Block {
 
   // Find which nodes of the tree are where a piece's token sees them; a barrier must follow.
   __device__ void find(const Piece& piece) const {
-#if ALONE
+    if constexpr (!ALONE) return;
     if (piece.item >= items || piece.token < 0) return;
     const u32* mask = mask_of(piece.token);
     for (int node = threadIdx.x; node < a.seq_len; node += THREADS) {
@@ -259,9 +301,8 @@ struct Block {
       int place = start - piece.split * SPLIT + __popc(word & (bit - 1));
       for (int i = 0; i < node / 32; ++i) place += __popc(mask[i]);
       if ((word & bit) && place >= 0 && place < SPLIT)
-        shared.paths[piece.path][place] = min(node, a.kv_len - 1 - start);
+        shared.alone.paths[piece.path][place] = min(node, a.kv_len - 1 - start);
     }
-#endif
   }
 
   // Ask for the queries of the tile, which are rotated; zeros where there are none.
@@ -271,7 +312,7 @@ struct Block {
       int own = tile * ROWS + i / PIECES, head = kv_head * GROUP + own % GROUP;
       const u16* from = a.queries + (((i64)row * a.seq_len + own / GROUP) * QUERY_HEADS + head) * DIM;
       bool there = i / PIECES < rows;
-      copy_ahead(shared_address(shared.queries) + i / PIECES * STRIDE + i % PIECES * 16,
+      copy_ahead(shared_address(shared.reused.queries) + i / PIECES * STRIDE + i % PIECES * 16,
                  there ? from + i % PIECES * 8 : a.queries, there);
     }
   }
@@ -282,7 +323,7 @@ struct Block {
     if (piece.item >= items) return;
     const int rows = THREADS / PIECES;  // at a time
     const u16* cache = value ? values : keys;
-    int first = piece.split * SPLIT, newest = SINGLE && start < common ? start : -1;
+    int first = piece.split * SPLIT, newest = Config::SINGLE && start < common ? start : -1;
     int own = threadIdx.x / PIECES, column = threadIdx.x % PIECES * 8;
     u32 base = shared_address(shared.buffers[value ? VALUES : 0]) + own * STRIDE + column * 2;
     const u16* source = cache + (i64)(first + own) * DIM + column;
@@ -302,18 +343,18 @@ struct Block {
         // The newest is not in the cache yet.
         bool wanted = (there || position >= piece.seen) && position != newest;
         const u16* slot = source + i * DIM;
-#if ALONE
-        if (there && piece.token >= 0 && position >= start)
-          slot = cache + (i64)(start + shared.paths[piece.path][own + i]) * DIM + column;
-#endif
+        if constexpr (ALONE) {
+          if (there && piece.token >= 0 && position >= start)
+            slot = cache + (i64)(start + shared.alone.paths[piece.path][own + i]) * DIM + column;
+        }
         copy_where(base + i * STRIDE, there ? slot : cache, there, wanted);
       }
-#if SINGLE
-    int place = newest - first;
-    if (to > start && place >= 0 && place < SPLIT && threadIdx.x < PIECES)
-      ((uint4*)(shared.buffers[value ? VALUES : 0] + place * STRIDE))[threadIdx.x] =
-          ((const uint4*)shared.newest[value])[threadIdx.x];
-#endif
+    if constexpr (Config::SINGLE) {
+      int place = newest - first;
+      if (to > start && place >= 0 && place < SPLIT && threadIdx.x < PIECES)
+        ((uint4*)(shared.buffers[value ? VALUES : 0] + place * STRIDE))[threadIdx.x] =
+            ((const uint4*)shared.single.newest[value])[threadIdx.x];
+    }
   }
 
   __device__ void load(bool value, const Piece& piece) const { load(value, piece, 0, piece.seen); }

@@ -3,16 +3,14 @@
 // fence would wait for all else that the multiprocessor has asked for, as the next product's
 // weights. It comes behind merge.cuh.
 
-#if CLUSTERED
-
 __device__ bool is_together(const Block& block) {
-  return (SINGLE || block.lone) && block.units > 1 && block.units <= SPAN && block.spans == 0;
+  return (Config::SINGLE || block.lone) && block.units > 1 && block.units <= SPAN && block.spans == 0;
 }
 
 // Say how much will come, before this block waits for its predecessors.
 __device__ void expect_units(const Block& block, int units) {
   if (blockIdx.x % SPAN == 0 && threadIdx.x == 0) {
-    u32 arrived = shared_address(&block.shared.arrived);
+    u32 arrived = shared_address(&block.shared.cluster.arrived);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrived) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrived),
@@ -38,8 +36,8 @@ __device__ void merge_in_cluster(const Block& block, const Place& at, int unit, 
                                  const Own& span) {
   asm volatile("barrier.cluster.wait;" ::: "memory");
   // Nobody reads the keys of a block's only split any more.
-  Kept& own = unit ? block.shared.kept[unit - 1] : *(Kept*)block.shared.buffers;
-  u32 arrived = shared_address(&block.shared.arrived), theirs;
+  Kept& own = unit ? block.shared.cluster.kept[unit - 1] : *(Kept*)block.shared.buffers;
+  u32 arrived = shared_address(&block.shared.cluster.arrived), theirs;
   asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(theirs) : "r"(arrived));
   auto leave = [&](float* to, float first, float second) {
     if (unit)
@@ -69,7 +67,7 @@ __device__ void merge_in_cluster(const Block& block, const Place& at, int unit, 
     for (int k = 0; k < SPAN; ++k) {
       next[k].clear();
       if (k >= units) continue;
-      const Kept& kept = k ? block.shared.kept[k - 1] : own;
+      const Kept& kept = k ? block.shared.cluster.kept[k - 1] : own;
       next[k].sum = *(const float2*)kept.sums[i / QUADS];
       next[k].o = *(const float4*)&kept.o[i / QUADS][i % QUADS * 4];
     }
@@ -78,4 +76,3 @@ __device__ void merge_in_cluster(const Block& block, const Place& at, int unit, 
     finish(block, i / QUADS, i % QUADS, next[0]);
   }
 }
-#endif

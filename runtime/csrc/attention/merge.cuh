@@ -18,32 +18,33 @@ __device__ void finish(const Block& block, const Place& at, const Piece& piece, 
     if (!at.has(piece, half)) continue;
     float share = inverse(whole.l[half]);
     int row = block.tile * block.rows() + at.first_row + at.lane / 4 + 8 * half;
-#if STAGED
-    // Of four columns of eight a lane has what stages have side by side.
-    static_assert(2 * OWN % 4 == 0 && STEPS % SHARE == 0 && DIM % 32 == 0, "whole half blocks");
-    i64 token = (i64)block.row * block.a.seq_len + row / GROUP;
-    int first = (block.kv_head * GROUP + row % GROUP) * (DIM / 2) + at.share * OWN * 8;
-    int tokens = block.a.batch * block.a.seq_len;
+    if constexpr (Config::STAGED) {
+      // Of four columns of eight a lane has what stages have side by side.
+      static_assert(!Config::STAGED || (2 * OWN % 4 == 0 && STEPS % SHARE == 0 && DIM % 32 == 0),
+                    "whole half blocks");
+      i64 token = (i64)block.row * block.a.seq_len + row / GROUP;
+      int first = (block.kv_head * GROUP + row % GROUP) * (DIM / 2) + at.share * OWN * 8;
+      int tokens = block.a.batch * block.a.seq_len;
 #pragma unroll
-    for (int n = 0; n < 2 * OWN; n += 4) {
-      u32 words[4];
+      for (int n = 0; n < 2 * OWN; n += 4) {
+        u32 words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        words[i] = pack(__fmul_rn(whole.o[n + i][2 * half], share),
-                        __fmul_rn(whole.o[n + i][2 * half + 1], share));
-      *(uint4*)((u32*)block.a.out + staged_word(token, tokens, first + n * 4 + at.lane % 4)) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+        for (int i = 0; i < 4; ++i)
+          words[i] = pack(__fmul_rn(whole.o[n + i][2 * half], share),
+                          __fmul_rn(whole.o[n + i][2 * half + 1], share));
+        *(uint4*)((u32*)block.a.out + staged_word(token, tokens, first + n * 4 + at.lane % 4)) =
+            make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    } else {
+      u32* out = (u32*)output(block, row) + at.lane % 4;
+#pragma unroll
+      for (int n = 0; n < 2 * OWN; ++n) {
+        int column = at.share * 2 * OWN + n;
+        if (STEPS % SHARE && column >= PIECES) break;
+        out[column * 4] = pack(__fmul_rn(whole.o[n][2 * half], share),
+                               __fmul_rn(whole.o[n][2 * half + 1], share));
+      }
     }
-#else
-    u32* out = (u32*)output(block, row) + at.lane % 4;
-#pragma unroll
-    for (int n = 0; n < 2 * OWN; ++n) {
-      int column = at.share * 2 * OWN + n;
-      if (STEPS % SHARE && column >= PIECES) break;
-      out[column * 4] = pack(__fmul_rn(whole.o[n][2 * half], share),
-                             __fmul_rn(whole.o[n][2 * half + 1], share));
-    }
-#endif
   }
 }
 
@@ -86,7 +87,7 @@ __device__ u32 completed(const Block& block, int done) {
     bool last = false;
     if (done && own < (block.causal ? 1 : block.tokens)) {
       u32* ticket = block.a.tickets + block.tiles_before() * TOKENS +
-                    block.tile * (LONE && block.lone ? 1 : TOKENS) + own;
+                    block.tile * (Config::LONE && block.lone ? 1 : TOKENS) + own;
       u32 before;
       // It serves the block, as barriers come around it.
       asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
@@ -134,7 +135,7 @@ __device__ void load_units(const Block& block, Left (&next)[SPAN], i64 row, int 
   }
 }
 
-#define QUADS (DIM / 4)
+constexpr int QUADS = DIM / 4;
 
 __device__ void finish(const Block& block, int row, int quad, const Left& whole) {
   float share = inverse(whole.sum.y);

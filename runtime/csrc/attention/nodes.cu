@@ -12,26 +12,26 @@
 //
 // An instruction runs a few times only, and is fetched when it does: loops that can stay loops.
 
-#define WARPS 8
-#define THREADS (WARPS * 32)
-#define SPLIT 64
-#define SPAN 4
+constexpr int WARPS = 8;
+constexpr int THREADS = WARPS * 32;
+constexpr int SPLIT = 64;
+constexpr int SPAN = 4;
 // Query rows of a block, in tiles of 16 that SHARE warps have together.
-#define ROWS (WARPS * GROUP)
-#define HALVES (ROWS < 16 ? 1 : 2)
-#define TILES (ROWS < 16 ? 1 : ROWS / 16)
-#define SHARE (WARPS / TILES)
-#define SCORED (8 / SHARE)
-#define SCORES 72
+constexpr int ROWS = WARPS * GROUP;
+constexpr int HALVES = ROWS < 16 ? 1 : 2;
+constexpr int TILES = ROWS < 16 ? 1 : ROWS / 16;
+constexpr int SHARE = WARPS / TILES;
+constexpr int SCORED = 8 / SHARE;
+constexpr int SCORES = 72;
 // A row in shared memory: eight of them meet no bank twice.
-#define STRIDE (DIM * 2 + 16)
-#define STEPS (DIM / 16)
-#define PIECES (DIM / 8)
+constexpr int STRIDE = DIM * 2 + 16;
+constexpr int STEPS = DIM / 16;
+constexpr int PIECES = DIM / 8;
 // Pairs of eight columns of the values that a warp has of its tile.
-#define OWN ((STEPS + SHARE - 1) / SHARE)
+constexpr int OWN = (STEPS + SHARE - 1) / SHARE;
 // Slots from the first split on that the row's start is in: less than a split, and all nodes.
-#define WINDOW (2 * SPLIT)
-#define WIDTH (DIM + 8)
+constexpr int WINDOW = 2 * SPLIT;
+constexpr int WIDTH = DIM + 8;
 
 #include "attention/softmax.cuh"
 
@@ -48,7 +48,7 @@ struct Shared {
   unsigned char path[WARPS][WINDOW];  // where in the window a warp's token has its positions
 };
 
-static_assert(sizeof(Shared) == SHARED_BYTES, "what the launch asks for");
+static_assert(sizeof(Shared) == Config::SHARED_BYTES, "what the launch asks for");
 
 __device__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   multiply(c, a[0], a[1], a[2], a[3], b0, b1);

@@ -4,7 +4,6 @@
 // All slots from the first of these splits on are brought into shared memory, keys first and then
 // values; each warp picks those that its token sees, in the order of its positions.
 
-#if PAIRED
 struct Pairs {
   const Block& block;
   int lane, token, row, rows, seen;
@@ -21,7 +20,7 @@ struct Pairs {
     rows = there ? block.row_of(token + 1) - row : 0;
     seen = block.seen(token);
     base = block.apart * SPLIT;
-    path = block.shared.near[threadIdx.x / 32];
+    path = block.shared.paired.near[threadIdx.x / 32];
   }
 
   // Ask for the slots [from, to) of the window.
@@ -58,7 +57,8 @@ struct Pairs {
   }
 
   __device__ void score(int query, float (&s)[8][4]) const {
-    u32 keys[8], queries = shared_address(block.shared.queries) + query * STRIDE + lane / 16 * 16;
+    u32 queries = shared_address(block.shared.reused.queries) + query * STRIDE + lane / 16 * 16;
+    u32 keys[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       keys[j] = address(j * 8 + lane % 8);
@@ -154,4 +154,3 @@ struct Pairs {
     __syncthreads();
   }
 };
-#endif

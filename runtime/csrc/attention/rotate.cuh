@@ -5,7 +5,11 @@
 // Elements go by pairs: those of the first ROTARY are turned, element i with i + ROTARY / 2; the
 // others stay, and are paired alike so that every pair is two elements DIM-wide apart.
 
-#define PAIRS ((DIM / 2 + 31) / 32)
+constexpr int DIM = Config::DIM;
+constexpr int ROTARY = Config::ROTARY;
+constexpr int QUERY_HEADS = Config::QUERY_HEADS;
+constexpr int KV_HEADS = Config::KV_HEADS;
+constexpr int PAIRS = (DIM / 2 + 31) / 32;
 
 __device__ int first_of(int pair) { return pair < ROTARY / 2 ? pair : pair + ROTARY / 2; }
 __device__ int second_of(int pair) { return pair + (pair < ROTARY / 2 ? ROTARY : DIM) / 2; }

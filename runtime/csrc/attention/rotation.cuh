@@ -1,6 +1,5 @@
 // The rotation of a step's heads by the blocks of attention. It comes behind block.cuh.
 
-#if FUSED
 // Rotate the queries that a block needs into shared memory, and into the caches the keys and values
 // of the step that it sees: every block that needs them writes the same. Those of its first piece
 // are put where that is in shared memory, and those of a single token into `newest` as well.
@@ -16,11 +15,11 @@ struct Rotation {
   __device__ Rotation(const Block& block, const Piece& piece, int position)
       : block(block), split(piece.split) {
     const Arguments& a = block.a;
-#if SINGLE
-    int table = a.table_rows ? block.row : 0;
-    angles.load(angles_of(a.cos, position, table, a.table_rows),
-                angles_of(a.sin, position, table, a.table_rows));
-#endif
+    if constexpr (Config::SINGLE) {
+      int table = a.table_rows ? block.row : 0;
+      angles.load(angles_of(a.cos, position, table, a.table_rows),
+                  angles_of(a.sin, position, table, a.table_rows));
+    }
     q_gains.load(a.q_gain);
     k_gains.load(a.k_gain);
     int end = block.tokens;
@@ -32,21 +31,20 @@ struct Rotation {
     }
     queries = block.row_of(end) - first;
     fresh = __popc(needed);
-#if !SINGLE
+    if constexpr (Config::SINGLE) return;
     int own = threadIdx.x;
     if (own < a.seq_len) {
       u32 seen = ALONE && piece.token >= 0 ? *block.mask_of(piece.token) : ~0u;
       u32 before = (1u << own) - 1;
-      block.shared.positions[own] = position;
+      block.shared.few.positions[own] = position;
       if (needed >> own & 1) {
         int i = __popc(needed & before);
-        block.shared.fresh[i] = own;
-        block.shared.places[i] =
+        block.shared.few.fresh[i] = own;
+        block.shared.few.places[i] =
             seen >> own & 1 ? block.start + __popc(seen & before) - split * SPLIT : -1;
       }
     }
     __syncthreads();
-#endif
   }
 
   // The tokens of the step whose keys and values are needed by this item and the block's further
@@ -59,18 +57,18 @@ struct Rotation {
       return sees ? (1u << (block.first_token + block.tokens)) - 1 : 0;
     }
     u32 needed = 0;
-#if ALONE
-    item += max(0, block.common_items() - item + step - 1) / step * step;
-    for (; item < block.items; item += step) {
-      int token = block.first_of(item, 0).token;
-      needed |= *block.mask_of(token) | 1u << (block.first_token + token);
+    if constexpr (ALONE) {
+      item += max(0, block.common_items() - item + step - 1) / step * step;
+      for (; item < block.items; item += step) {
+        int token = block.first_of(item, 0).token;
+        needed |= *block.mask_of(token) | 1u << (block.first_token + token);
+      }
     }
-#endif
     return needed;
   }
 
   __device__ void run() const {
-    if (LONE && queries + 2 * fresh <= 2 * WARPS)
+    if (Config::LONE && queries + 2 * fresh <= 2 * WARPS)
       rotate_by<2>();
     else
       rotate_by<BATCH>();
@@ -94,18 +92,16 @@ struct Rotation {
           token = row / GROUP;
           head = block.kv_head * GROUP + row % GROUP;
         } else {
-#if !SINGLE
-          token = block.shared.fresh[(i - queries) / 2];
-#endif
+          if constexpr (!Config::SINGLE) token = block.shared.few.fresh[(i - queries) / 2];
           head = QUERY_HEADS + (i - queries) % 2 * KV_HEADS + block.kv_head;
         }
         own[k].load(a.qkv + (((i64)block.row * a.seq_len + token) * HEADS + head) * DIM);
         by[k] = angles;
-#if !SINGLE
-        int table = a.table_rows ? block.row : 0;
-        by[k].load(angles_of(a.cos, block.shared.positions[token], table, a.table_rows),
-                   angles_of(a.sin, block.shared.positions[token], table, a.table_rows));
-#endif
+        if constexpr (!Config::SINGLE) {
+          int table = a.table_rows ? block.row : 0, position = block.shared.few.positions[token];
+          by[k].load(angles_of(a.cos, position, table, a.table_rows),
+                     angles_of(a.sin, position, table, a.table_rows));
+        }
       }
 #pragma unroll
       for (int k = 0; k < COUNT; ++k) sums[k] = own[k].squares();
@@ -120,7 +116,7 @@ struct Rotation {
           own[k].turn(by[k]);
         }
         if (query)
-          own[k].store((u16*)(block.shared.queries + (first + i) * STRIDE), a.scale);
+          own[k].store((u16*)(block.shared.reused.queries + (first + i) * STRIDE), a.scale);
         else
           store(own[k], (i - queries) / 2, value);
       }
@@ -130,16 +126,31 @@ struct Rotation {
 
   // Key or value of the i-th of the tokens that are needed.
   __device__ void store(const Head& own, int i, bool value) const {
-#if SINGLE
     int slot = block.start, place = slot - split * SPLIT;
-    own.store(block.shared.newest[value], 1.0f);
-#else
-    int slot = block.start + block.shared.fresh[i], place = block.shared.places[i];
-#endif
+    if constexpr (Config::SINGLE) {
+      own.store(block.shared.single.newest[value], 1.0f);
+    } else {
+      slot += block.shared.few.fresh[i];
+      place = block.shared.few.places[i];
+    }
     if (slot < block.a.kv_len)
       own.store((value ? block.values : block.keys) + (i64)slot * DIM, 1.0f);
     if ((BUFFERS == 2 || !value) && place >= 0 && place < SPLIT)
       own.store((u16*)(block.shared.buffers[value ? VALUES : 0] + place * STRIDE), 1.0f);
   }
 };
-#endif
+
+// Where others have rotated.
+struct NoRotation {
+  __device__ NoRotation(const Block&, const Piece&, int) {}
+  __device__ void run() const {}
+};
+
+template <bool HERE>
+struct RotationOf {
+  typedef Rotation Type;
+};
+template <>
+struct RotationOf<false> {
+  typedef NoRotation Type;
+};

@@ -58,7 +58,7 @@ struct Place {
   }
 };
 
-#define SCORED (8 / SHARE)
+constexpr int SCORED = 8 / SHARE;
 
 // Scores of a warp's part of a split, whose keys are in shared memory.
 __device__ void score(const Block& block, const Place& at, const Queries& queries,
@@ -88,7 +88,8 @@ __device__ void publish(const Block& block, const Place& at, const float (&own)[
   for (int j = 0; j < SCORED; ++j)
 #pragma unroll
     for (int half = 0; half < HALVES; ++half)
-      *(float2*)&block.shared.scores[at.tile][g + 8 * half][(at.share * SCORED + j) * 8 + column] =
+      *(float2*)&block.shared.reused.of
+           .scores[at.tile][g + 8 * half][(at.share * SCORED + j) * 8 + column] =
           make_float2(own[j][2 * half], own[j][2 * half + 1]);
   __syncthreads();
 }
@@ -102,7 +103,8 @@ __device__ void exchange(const Block& block, const Place& at, const float (&own)
   for (int j = 0; j < 8; ++j)
 #pragma unroll
     for (int half = 0; half < HALVES; ++half) {
-      float2 pair = *(const float2*)&block.shared.scores[at.tile][g + 8 * half][j * 8 + column];
+      const float* row = block.shared.reused.of.scores[at.tile][g + 8 * half];
+      float2 pair = *(const float2*)&row[j * 8 + column];
       s[j][2 * half] = pair.x;
       s[j][2 * half + 1] = pair.y;
     }

@@ -1,7 +1,6 @@
 // Splits from a row's start on in whole steps of trees, for all tokens of the block together. It
 // comes behind scores.cuh.
 
-#if WOVEN
 // Scores are computed for the places of the tree, by windows of 64, and taken from there by
 // position. Products with the values are made for one token of a tile after the other, of its own
 // values and with powers of zero in the rows of others, which change no sum of finite values. One that
@@ -30,7 +29,7 @@ struct Woven {
       for (int i = 0; i < block.words(); ++i)
         for (u32 bits = mask[i]; bits; bits &= bits - 1, ++position)
           if (position >= 0 && position < SPLIT)
-            block.shared.woven[own][position] =
+            block.shared.tree.woven[own][position] =
                 min(i * 32 + __ffs(bits) - 1, a.kv_len - 1 - block.start);
     }
   }
@@ -62,9 +61,9 @@ struct Woven {
         for (int c = 0; c < 2 * HALVES; ++c) {
           int place = j * 8 + at.lane % 4 * 2 + c % 2, position = split * SPLIT + place;
           if (position < block.start || place >= at.seen(block, piece, c / 2)) continue;
-          int node = block.shared.woven[at.token[c / 2]][place] - window;
+          int node = block.shared.tree.woven[at.token[c / 2]][place] - window;
           if (node >= 0 && node < SPLIT)
-            s[j][c] = block.shared.scores[at.tile][at.lane / 4 + 8 * (c / 2)][node];
+            s[j][c] = block.shared.reused.of.scores[at.tile][at.lane / 4 + 8 * (c / 2)][node];
         }
       }
     }
@@ -86,11 +85,11 @@ struct Woven {
       bool there[some];
 #pragma unroll
       for (int k = 0; k < some; ++k) {
-        int token = min(begin + k, high - 1), seen = block.shared.seen[token];
+        int token = min(begin + k, high - 1), seen = block.shared.tokens.seen[token];
         there[k] = begin + k < high && first < seen;
         int place = min(first + at.lane % 16, seen - 1) - split * SPLIT;
         bool own = there[k] && split * SPLIT + place >= block.start;
-        int node = own ? block.shared.woven[token][place] : 0;
+        int node = own ? block.shared.tree.woven[token][place] : 0;
         place = there[k] ? place : 0;
         rows[k] = shared_address(block.shared.buffers[own ? 0 : VALUES]) +
                   (own ? node : place) * STRIDE + column;
@@ -124,11 +123,10 @@ struct Woven {
 
   // Four tiles of which a lane's row is not in shared memory yet.
   __device__ void load_piece(u32 (&b)[4], const char* from) const {
-    uint4* piece = block.shared.pieces[threadIdx.x / 32] + at.lane;
+    uint4* piece = block.shared.reused.of.pieces[threadIdx.x / 32] + at.lane;
     __syncwarp();
     *piece = __ldcg((const uint4*)from);
     __syncwarp();
     load_turned_tiles(b, shared_address(piece));
   }
 };
-#endif

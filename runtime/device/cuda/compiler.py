@@ -32,24 +32,13 @@ class KernelConfig(Protocol):
         """Its fields by name."""
 
 
-class MacroConfig(KernelConfig, Protocol):
-    """One of whose fields those named by `macros` are macros too: its source has `#if` of them."""
-
-    @property
-    def macros(self) -> frozenset[str]:
-        """Names of fields."""
-
-
-def config_source(config: KernelConfig | MacroConfig) -> str:
+def config_source(config: KernelConfig) -> str:
     """`struct Config` of a kernel: the fields of its configuration as constants, in capitals."""
     fields = config_fields(config)
     lines = ["struct Config {", *(_constant(name, value) for name, value in fields.items()), "};"]
-    asked = getattr(config, "macros", frozenset[str]())
     for name, value in fields.items():
         if isinstance(value, KernelAttribute):
             lines.append(f"#define {name.upper()} {value}")
-        elif name in asked:
-            lines.append(f"#define {name.upper()} {int(value)}")
     return "".join(f"{line}\n" for line in lines if line)
 
 
@@ -154,7 +143,7 @@ class KernelCompiler:
         return self._path(name, source, self._options(options)).exists()
 
     def _options(self, options: Sequence[str]) -> tuple[str, ...]:
-        return ("--std=c++17", "-default-device", f"-arch={self._target()}", *options)
+        return ("--std=c++20", "-default-device", f"-arch={self._target()}", *options)
 
     def _path(self, name: str, source: str, options: Sequence[str]) -> Path:
         stem = name.rpartition("/")[2]

@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from runtime.config import LLMEngineRunnerConfig
+from runtime.device.cuda.compiler import KernelAttribute
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.launch import Launch, addresses, integers
 from runtime.device.cuda.programs import Kernels
@@ -67,7 +68,6 @@ class HeadConfig(NamedTuple):
     rotary: int
     query_heads: int
     kv_heads: int
-    clusters: bool
     early: bool
 
 
@@ -88,11 +88,18 @@ class AttentionConfig(NamedTuple):
     lone: bool = False
     staged: bool = False
     for_nodes: bool = False
+    clustered: bool = False
+    cluster_dims: KernelAttribute = KernelAttribute()
 
-    @property
-    def macros(self) -> frozenset[str]:
-        """All that csrc/attention asks for by `#if`."""
-        return frozenset((*HeadConfig._fields[1:], *AttentionConfig._fields[1:]))
+    def in_clusters(self) -> "AttentionConfig":
+        """The same on a GPU with clusters: blocks of a token are one, where they can be."""
+        heads = self.heads
+        few = heads.query_heads // heads.kv_heads <= _MOST_IN_CLUSTER and self.halves == 1
+        each = (self.single or self.lone) and not self.whole
+        if not (few and each and heads.dim <= _WIDEST_BY_TWO):
+            return self
+        dims = KernelAttribute(f"__cluster_dims__({SPAN})")
+        return self._replace(clustered=True, cluster_dims=dims)
 
 
 class NodesConfig(NamedTuple):
@@ -100,11 +107,6 @@ class NodesConfig(NamedTuple):
 
     heads: HeadConfig
     shared_bytes: int
-
-    @property
-    def macros(self) -> frozenset[str]:
-        """All that csrc/attention asks for by `#if`."""
-        return frozenset((*HeadConfig._fields[1:], "shared_bytes"))
 
 
 class AttentionShape(NamedTuple):
@@ -259,9 +261,9 @@ class Attention:
             rotary=config.rotary_dim,
             query_heads=config.num_attention_heads,
             kv_heads=config.num_kv_heads,
-            clusters=facts.largest_cluster >= SPAN,
             early=config.weight_quantization == "none",
         )
+        self._has_clusters = facts.largest_cluster >= SPAN
         self._functions: dict[AttentionConfig | NodesConfig, tuple[Any, Any]] = {}
         self._scratch = self._tickets = 0
 
@@ -376,6 +378,8 @@ class Attention:
             lone=plan.lone,
             staged=staged,
         )
+        if self._has_clusters:
+            config = config.in_clusters()
         if config not in self._functions:
             self._functions[config] = (
                 self._programs.kernel("attention/attention", "rotate", config),

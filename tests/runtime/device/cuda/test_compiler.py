@@ -156,4 +156,4 @@ def test_headers_are_put_in_once_wherever_they_are_named(
     (package / "two.cuh").write_text('#include "one.cuh"\nint two;\n')
     (package / "all.cu").write_text('#include "one.cuh"\n#include "two.cuh"\nint all;\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert kernel_source("all", package.name) == "int one;\nint two;\nint all;\n"
+    assert kernel_source("all", package=package.name) == "int one;\nint two;\nint all;\n"

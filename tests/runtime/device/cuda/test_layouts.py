@@ -47,13 +47,23 @@ pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 TYPES = ("-DINDEX=long long", "-DUNIT=uint4", "-DHIDDEN=uint4", "-DEACH=1")
 TILES = WideTiles(8, 16, 2, 8, 4, 2)
 TILED = TiledConfig(
-    ProductConfig(*(False, 1024, 0, 1), *(False, True, 16, 0, False)),
+    ProductConfig(
+        bfloat=False,
+        inputs=1024,
+        output=0,
+        matrices=1,
+        biased=False,
+        added=True,
+        weight_bits=16,
+        scale_block=0,
+        zeros=False,
+    ),
     TILES,
     even=True,
     shared_bytes=TILES.shared_bytes,
     cluster_dims=KernelAttribute(),
 )
-HEADS = HeadConfig(False, 128, 128, 16, 8, False, False)
+HEADS = HeadConfig(bfloat=False, dim=128, rotary=128, query_heads=16, kv_heads=8, early=False)
 LAYOUTS: dict[str, tuple[KernelConfig | None, dict[str, Any]]] = {
     "attention/attention": (AttentionConfig(HEADS, 4), {"Arguments": AttentionArguments}),
     "decoder/draft": (
@@ -113,7 +123,7 @@ def log_of(source: str, types: tuple[str, ...] = ()) -> str:
     _, program = api.nvrtcCreateProgram(source.encode(), b"layout.cu", 0, [], [])
     options = [
         option.encode()
-        for option in ("--std=c++17", "-default-device", "-arch=compute_90", "-w", *types)
+        for option in ("--std=c++20", "-default-device", "-arch=compute_90", "-w", *types)
     ]
     (failed,) = api.nvrtcCompileProgram(program, len(options), options)
     _, size = api.nvrtcGetProgramLogSize(program)

@@ -14,14 +14,13 @@ from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.launch import Launcher
 from runtime.device.cuda.programs import Programs, WantedKernels
 from runtime.executor.kernels.attention import (
-    SPLIT,
     Attention,
     AttentionPlan,
     AttentionShape,
     plan_nodes,
     units_of,
 )
-from runtime.reference.attention import attended, rotated, seen_slots
+from runtime.reference.attention import SPLIT, attended, rotated, seen_slots
 from runtime.tensors.dtypes import numpy_dtype
 from tests.runtime.engine_configs import small_config
 

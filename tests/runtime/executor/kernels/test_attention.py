@@ -8,8 +8,6 @@ from runtime.device.cuda.compiler import config_fields
 from runtime.device.cuda.gpu_facts import GpuFacts
 from runtime.device.cuda.programs import WantedKernels
 from runtime.executor.kernels.attention import (
-    SPAN,
-    SPLIT,
     Attention,
     AttentionArguments,
     AttentionPlan,
@@ -17,6 +15,7 @@ from runtime.executor.kernels.attention import (
     plan_attention,
     plan_nodes,
 )
+from runtime.reference.attention import SPAN, SPLIT
 from tests.runtime.engine_configs import small_config
 
 SMALL = AttentionShape(128, 16, 8)
@@ -114,7 +113,7 @@ def test_blocks_are_no_clusters_where_the_gpu_has_no_room_for_them() -> None:
         wanted = WantedKernels()
         made = attention(wanted, cluster=cluster)
         made.launches(1, (2, 3), (4, 5), 6, 7, (8, 9), 0, 11, 1, 1, 2048)
-        assert {config_fields(one.config)["clusters"] for one in wanted.requests} == {clusters}
+        assert {config_fields(one.config)["clustered"] for one in wanted.requests} == {clusters}
 
 
 @pytest.mark.parametrize(("seq_len", "slots", "turns"), [(2, 256, 1), (8, 256, 1), (8, 2048, 2)])

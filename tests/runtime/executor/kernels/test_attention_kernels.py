@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 REGISTERS = 65_536
 THREADS = 128
 SHARED = 48 * 1024
-HEADS = HeadConfig(False, 128, 128, 16, 8, True, True)
+FIRST_WITH_CLUSTERS = 90
+HEADS = HeadConfig(bfloat=False, dim=128, rotary=128, query_heads=16, kv_heads=8, early=True)
 SPREAD = AttentionConfig(HEADS, share=4)
 PAIRED = SPREAD._replace(by_warp=True)
 WIDE = SPREAD._replace(share=2, whole=True)
@@ -59,6 +60,8 @@ def test_attention_compiles_for(architecture: str) -> None:
         rotary, bfloat = dim // 2 if dim == 80 else dim, bool(place % 2)
         heads = HEADS._replace(dim=dim, rotary=rotary, bfloat=bfloat)
         config = form._replace(heads=heads, tree=bool(tree))
+        if int(architecture.removeprefix("sm_")) >= FIRST_WITH_CLUSTERS:
+            config = config.in_clusters()
         log = ptxas_log(architecture, "attention/attention", config)
         assert "redefinition" not in log, log  # of a macro, which is but warned of
         numbers = re.findall(r"Used (\d+) registers", log)
