@@ -61,14 +61,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) rotate(const __grid_consta
   }
 }
 
-// Add the product of powers and values at 16 positions, all of which have the same slots for all.
-__device__ void weigh_common(const u32 (&p)[4], u32 values, int n, float (&o)[2][4]) {
-  u32 b[4];
-  load_turned_tiles(b, values + n * 32);
-  multiply(o[0], p, b[0], b[1]);
-  multiply(o[1], p, b[2], b[3]);
-}
-
 // Add a split to the span: its values times the powers, by pairs of eight columns.
 __device__ void weigh(const Block& block, const Place& at, const Piece& piece,
                       const Powers& powers, Own& span) {
@@ -88,7 +80,7 @@ __device__ void weigh(const Block& block, const Place& at, const Piece& piece,
 #pragma unroll
       for (int n = 0; n < OWN; ++n)
         if (STEPS % SHARE == 0 || at.share * OWN + n < STEPS)
-          weigh_common(powers.p[i], values + i * 16 * STRIDE, n, o[n]);
+          weigh_sixteen(powers.p[i], values + i * 16 * STRIDE + n * 32, o[n]);
     }
   }
 #pragma unroll
@@ -96,7 +88,8 @@ __device__ void weigh(const Block& block, const Place& at, const Piece& piece,
     if (STEPS % SHARE && at.share * OWN + n >= STEPS) break;
     if constexpr (!WOVEN) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) weigh_common(powers.p[i], values + i * 16 * STRIDE, n, o[n]);
+      for (int i = 0; i < 4; ++i)
+        weigh_sixteen(powers.p[i], values + i * 16 * STRIDE + n * 32, o[n]);
     }
 #pragma unroll
     for (int c = 0; c < 2 * HALVES; ++c)

@@ -3,8 +3,6 @@
 
 typedef Sums<2 * OWN> Own;
 
-__device__ float inverse(float l) { return l > 0.0f ? __frcp_rn(l) : 0.0f; }
-
 // Where a row's heads go.
 __device__ u16* output(const Block& block, int row) {
   i64 token = (i64)block.row * block.a.seq_len + row / GROUP;

@@ -50,10 +50,6 @@ struct Shared {
 
 static_assert(sizeof(Shared) == Config::SHARED_BYTES, "what the launch asks for");
 
-__device__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  multiply(c, a[0], a[1], a[2], a[3], b0, b1);
-}
-
 // Ask for so many slots of a cache.
 __device__ void copy_slots(unsigned char* to, const u16* from, int count) {
   u32 base = shared_address(to);
@@ -64,8 +60,6 @@ __device__ void copy_slots(unsigned char* to, const u16* from, int count) {
 
 #include "attention/nodes_common.cuh"
 #include "attention/nodes_own.cuh"
-
-__device__ float inverse(float l) { return l > 0.0f ? __frcp_rn(l) : 0.0f; }
 
 // Whether this block is the last of a tile's `all`; it sees what others left.
 __device__ bool is_last(u32* ticket, int all) {

@@ -15,7 +15,6 @@ __device__ void ask_common(Shared& shared, const u16* keys, const u16* values, i
 __device__ void attend_common(Shared& shared, const u16* keys, const u16* values, int first,
                               int end, Common& span) {
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, tile = warp / SHARE, share = warp % SHARE;
-  int g = lane / 4, column = lane % 4 * 2;
   u32 held[STEPS][4], rows = shared_address(shared.queries) +
                              (tile * 16 + lane % 16) * STRIDE + lane / 16 * 16;
 #pragma unroll
@@ -41,24 +40,12 @@ __device__ void attend_common(Shared& shared, const u16* keys, const u16* values
         multiply(own[j], held[i], b[0], b[1]);
         if (i + 1 < STEPS) multiply(own[j], held[i + 1 < STEPS ? i + 1 : i], b[2], b[3]);
       }
-#pragma unroll
-    for (int j = 0; j < SCORED; ++j)
-#pragma unroll
-      for (int half = 0; half < HALVES; ++half)
-        *(float2*)&shared.scores[tile][g + 8 * half][(share * SCORED + j) * 8 + column] =
-            make_float2(own[j][2 * half], own[j][2 * half + 1]);
+    put_scores(shared.scores[tile], lane, share, own);
     __syncthreads();
     if (split + 1 < end)
       copy_slots(shared.common[0], keys + (i64)(split + 1) * SPLIT * DIM, SPLIT);
     end_copies();
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-#pragma unroll
-      for (int half = 0; half < HALVES; ++half) {
-        float2 pair = *(const float2*)&shared.scores[tile][g + 8 * half][j * 8 + column];
-        s[j][2 * half] = pair.x;
-        s[j][2 * half + 1] = pair.y;
-      }
+    take_scores(shared.scores[tile], lane, s);
     const int seen[2] = {SPLIT, SPLIT};
     Powers powers(s, seen);
     wait_copies<1>();
@@ -69,12 +56,8 @@ __device__ void attend_common(Shared& shared, const u16* keys, const u16* values
       if (STEPS % SHARE && share * OWN + n >= STEPS) break;
       float o[2][4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        u32 b[4];
-        load_turned_tiles(b, value_rows + i * 16 * STRIDE + n * 32);
-        multiply(o[0], powers.p[i], b[0], b[1]);
-        multiply(o[1], powers.p[i], b[2], b[3]);
-      }
+      for (int i = 0; i < 4; ++i)
+        weigh_sixteen(powers.p[i], value_rows + i * 16 * STRIDE + n * 32, o);
 #pragma unroll
       for (int c = 0; c < 2 * HALVES; ++c)
 #pragma unroll

@@ -89,12 +89,7 @@ struct Pairs {
     for (int n = 0; n < STEPS; ++n) {
       float o[2][4] = {};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        u32 b[4];
-        load_turned_tiles(b, values[i] + n * 32);
-        multiply(o[0], powers.p[i], b[0], b[1]);
-        multiply(o[1], powers.p[i], b[2], b[3]);
-      }
+      for (int i = 0; i < 4; ++i) weigh_sixteen(powers.p[i], values[i] + n * 32, o);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int own = lane / 4 + 8 * half;

@@ -24,10 +24,6 @@ struct Queries {
   }
 };
 
-__device__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  multiply(c, a[0], a[1], a[2], a[3], b0, b1);
-}
-
 // A warp's place: a tile of 8 or 16 rows that it shares with SHARE - 1 others.
 struct Place {
   int lane, tile, share;
@@ -83,14 +79,7 @@ __device__ void score(const Block& block, const Place& at, const Queries& querie
 
 // Put a warp's scores where all of its tile find them.
 __device__ void publish(const Block& block, const Place& at, const float (&own)[SCORED][4]) {
-  int g = at.lane / 4, column = at.lane % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < SCORED; ++j)
-#pragma unroll
-    for (int half = 0; half < HALVES; ++half)
-      *(float2*)&block.shared.reused.of
-           .scores[at.tile][g + 8 * half][(at.share * SCORED + j) * 8 + column] =
-          make_float2(own[j][2 * half], own[j][2 * half + 1]);
+  put_scores(block.shared.reused.of.scores[at.tile], at.lane, at.share, own);
   __syncthreads();
 }
 
@@ -98,14 +87,5 @@ __device__ void publish(const Block& block, const Place& at, const float (&own)[
 __device__ void exchange(const Block& block, const Place& at, const float (&own)[SCORED][4],
                          float (&s)[8][4]) {
   publish(block, at, own);
-  int g = at.lane / 4, column = at.lane % 4 * 2;
-#pragma unroll
-  for (int j = 0; j < 8; ++j)
-#pragma unroll
-    for (int half = 0; half < HALVES; ++half) {
-      const float* row = block.shared.reused.of.scores[at.tile][g + 8 * half];
-      float2 pair = *(const float2*)&row[j * 8 + column];
-      s[j][2 * half] = pair.x;
-      s[j][2 * half + 1] = pair.y;
-    }
+  take_scores(block.shared.reused.of.scores[at.tile], at.lane, s);
 }

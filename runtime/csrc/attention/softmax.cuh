@@ -25,6 +25,9 @@ __device__ float sum_of_four(float x) {
   return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+// What the sum of values is multiplied by.
+__device__ float inverse(float l) { return l > 0.0f ? __frcp_rn(l) : 0.0f; }
+
 // How sums of `own` and `next` weigh in their merged sum, of which `top` is the maximum.
 struct Merge {
   float top, own, next;
@@ -103,3 +106,36 @@ struct PowersOf {
 };
 
 typedef PowersOf<HALVES> Powers;
+
+// Sixteen columns of the values at 16 positions, whose rows `values` says, times their powers.
+__device__ void weigh_sixteen(const u32 (&p)[4], u32 values, float (&o)[2][4]) {
+  u32 b[4];
+  load_turned_tiles(b, values);
+  multiply(o[0], p, b[0], b[1]);
+  multiply(o[1], p, b[2], b[3]);
+}
+
+// Put a warp's scores where all of its tile find them.
+__device__ void put_scores(float (&scores)[8 * HALVES][SCORES], int lane, int share,
+                           const float (&own)[8 / SHARE][4]) {
+  int g = lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 8 / SHARE; ++j)
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+      *(float2*)&scores[g + 8 * half][(share * (8 / SHARE) + j) * 8 + column] =
+          make_float2(own[j][2 * half], own[j][2 * half + 1]);
+}
+
+__device__ void take_scores(const float (&scores)[8 * HALVES][SCORES], int lane,
+                            float (&s)[8][4]) {
+  int g = lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 8; ++j)
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) {
+      float2 pair = *(const float2*)&scores[g + 8 * half][j * 8 + column];
+      s[j][2 * half] = pair.x;
+      s[j][2 * half + 1] = pair.y;
+    }
+}

@@ -17,6 +17,10 @@ __device__ void load_turned_tiles(u32 (&b)[4], u32 address) {
                : "memory");
 }
 
+__device__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  multiply(c, a[0], a[1], a[2], a[3], b0, b1);
+}
+
 // Ask for 16 bytes that are there.
 __device__ __forceinline__ void copy_all(u32 to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
