@@ -13,6 +13,7 @@ from runtime.device.stream import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import (
     Binding,
+    CapturedRun,
     Engine,
     EngineConfig,
     EngineOptions,
@@ -44,6 +45,8 @@ _PREPARED_LIMIT = 256
 Prefill chunks have many lengths, and each step holds a view a binding.
 """
 
+_UNPREPARED = "prepare a step before it is run"
+
 
 class _PreparedStep(NamedTuple):
     key: tuple[object, ...]
@@ -73,6 +76,8 @@ class EngineExecutor:
         self._prepared_limit = _PREPARED_LIMIT
         self._prepared: OrderedDict[tuple[object, ...], _PreparedStep] = OrderedDict()
         self._current: _PreparedStep | None = None
+        # Of the current step; looked up again whenever steps or graphs change.
+        self._graph: CapturedRun | None = None
         self._profile_in_use: int | None = None
         self._open_engine: Callable[..., Engine] | None = None
 
@@ -167,6 +172,7 @@ class EngineExecutor:
             self._engine.use_profile(profile, stream)
             self._profile_in_use = profile
         self._current = prepared
+        self._graph = self._graphs.find(prepared.snapshot)
 
     def execute(self, stream: Stream) -> bool:
         """Run the prepared step: its captured graph if there is one, else an ordinary run.
@@ -174,9 +180,9 @@ class EngineExecutor:
         An ordinary run also takes the place of a graph that fails, except on a lost device.
         Tells whether it was the graph.
         """
-        step = self._step()
-        counters = self._graphs.counters
-        graph = self._graphs.find(step.snapshot)
+        step, graph, counters = self._current, self._graph, self._graphs.counters
+        if step is None:
+            raise HearthError("internal", _UNPREPARED)
         if graph is None:
             counters.misses += 1
         else:
@@ -218,6 +224,7 @@ class EngineExecutor:
             self.counters.failure = error.message
         else:
             self._graphs.store(step.snapshot, graph)
+            self._graph = graph
 
     def expect_addresses(self, more: int) -> None:
         """Keep graphs and prepared steps of so many more sets of addresses."""
@@ -232,6 +239,8 @@ class EngineExecutor:
             del self._prepared[key]
         for tensors in maps:
             self._graphs.drop(tuple(tensors.get(io.name).address for io in self._engine.io_tensors))
+        # Another map may have the same addresses.
+        self._graph = None if self._current is None else self._graphs.find(self._current.snapshot)
 
     @property
     def counters(self) -> GraphCounters:
@@ -254,6 +263,7 @@ class EngineExecutor:
                 f"the engine needs {needed} bytes of context memory, got {memory.nbytes}",
                 memory.name,
             )
+        self._graph = None
         self._graphs.clear()
         self._engine.set_context_memory(memory)
 
@@ -308,7 +318,7 @@ class EngineExecutor:
 
     def close(self) -> None:
         """Free captured graphs and the engine; the executor cannot be used afterwards."""
-        self._current = None
+        self._current = self._graph = None
         self._prepared.clear()
         with ExitStack() as closing:
             closing.callback(self._engine.close)
@@ -321,7 +331,7 @@ class EngineExecutor:
 
     def _step(self) -> _PreparedStep:
         if self._current is None:
-            raise HearthError("internal", "prepare a step before it is run")
+            raise HearthError("internal", _UNPREPARED)
         return self._current
 
     def _bind(self, profile: int, dims: StepDims, tensors: TensorMap) -> tuple[Binding, ...]:

@@ -31,7 +31,8 @@ class RowSampler:
 
     def accept(self, token_id: int) -> None:
         """Add the token that was picked to the row's history."""
-        self._adjustment.accept(token_id)
+        if self._adjustment.active:
+            self._adjustment.accept(token_id)
 
     def pick(self, logits: NDArray[np.float32], best: int, position: int) -> int | None:
         """The token for `position` from finite `logits` [V] whose argmax is `best`.

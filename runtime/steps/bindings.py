@@ -81,7 +81,11 @@ class StepBindings:
     def prepare(self, profile: int, dims: InferenceDims, first: int | None = None) -> None:
         """Bind a step, which `executor.execute(stream)` then runs."""
         adapter = "" if self._lora is None else self._lora.bound
-        self.executor.prepare(profile, dims, self._map(adapter, first), self.stream)
+        key = (adapter, first, 0 if first is None else self.caches.kv.bucket)
+        tensors = self._maps.get(key)
+        if tensors is None:
+            tensors = self._map(adapter, first)
+        self.executor.prepare(profile, dims, tensors, self.stream)
 
     def capture(self, profile: int, dims: InferenceDims) -> None:
         """Capture a step whose inputs are filled, for each adapter that has bindings of its own."""

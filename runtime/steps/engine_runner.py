@@ -78,6 +78,8 @@ class LLMEngineRunner:
         self._prompt = io.prompt
         self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
         self._recorded = Recordings(config, device, self._steps)
+        # By rows and bucket: the batch of a decode step, its profile and its sizes.
+        self._decodes: dict[tuple[int, int], tuple[int, int, InferenceDims]] = {}
         self._images: ImageMerge | None = None
         self.multimodal_metrics = MultimodalMetrics()
         """Those of images in prompts."""
@@ -332,9 +334,14 @@ class LLMEngineRunner:
         """Bind a decode step; the batch in which it runs."""
         caches = self._caches
         caches.reserve(max(caches.row_lengths[:rows]) + 1)
-        batch = self._steps.padded(rows)
-        dims = InferenceDims.decode(batch, caches.kv.bucket)
-        self._steps.prepare(generation_profile(self._config, batch), dims)
+        known = self._decodes.get((rows, caches.kv.bucket))
+        if known is None:
+            batch = self._steps.padded(rows)
+            dims = InferenceDims.decode(batch, caches.kv.bucket)
+            known = batch, generation_profile(self._config, batch), dims
+            self._decodes[rows, caches.kv.bucket] = known
+        batch, profile, dims = known
+        self._steps.prepare(profile, dims)
         return batch
 
     def _run_decode(self, batch: int, picks: RecordedPicks, execute: Execute) -> None:

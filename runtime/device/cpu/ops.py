@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,38 @@ from runtime.reference.token_trees import causal_words, fill_causal, gather_rows
 from runtime.tensors.tensor import Tensor
 
 
+class DecodeViews(NamedTuple):
+    """What a decode step of so many rows reads and writes, which never moves."""
+
+    starts: NDArray[Any]
+    positions: NDArray[Any]
+    selected: NDArray[Any]
+    masks: list[NDArray[Any]]
+    table: NDArray[Any]
+    token_ids: NDArray[Any]
+    embeds: NDArray[Any]
+
+    @classmethod
+    def of(cls, buffers: StepBuffers, rows: int) -> "DecodeViews":
+        """Those of the first rows of these buffers."""
+        masks = (buffers.tree_mask, buffers.packed_mask)
+        table = buffers.embedding.array
+        return cls(
+            starts=buffers.lengths.array[:rows],
+            positions=buffers.attention_pos_id.view((rows, 1))[:, 0],
+            selected=buffers.last_token_ids.view((rows, 1)),
+            masks=[mask.view((rows, 1, 1)) for mask in masks if mask is not None],
+            table=table,
+            token_ids=buffers.next_tokens.view((rows,))[:, None],
+            embeds=buffers.inputs_embeds.view((rows, 1, table.shape[1])),
+        )
+
+
 class CpuStepOps:
     """Fills step inputs with NumPy on the calling thread."""
+
+    def __init__(self) -> None:
+        self._decodes: dict[tuple[StepBuffers, int], DecodeViews] = {}
 
     def feed_prefill(
         self,
@@ -75,13 +105,14 @@ class CpuStepOps:
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
         """Embeds the newest token of each row."""
-        buffers.attention_pos_id.view((rows, 1))[:, 0] = buffers.lengths.array[:rows]
-        buffers.last_token_ids.view((rows, 1)).fill(0)
-        if buffers.tree_mask is not None:
-            buffers.tree_mask.view((rows, 1, 1)).fill(1)
-        if buffers.packed_mask is not None:
-            buffers.packed_mask.view((rows, 1, 1)).fill(1)
-        embed(buffers, buffers.next_tokens.view((rows,))[:, None])
+        views = self._decodes.get((buffers, rows))
+        if views is None:
+            views = self._decodes[buffers, rows] = DecodeViews.of(buffers, rows)
+        views.positions[...] = views.starts
+        views.selected.fill(0)
+        for mask in views.masks:
+            mask.fill(1)
+        look_up_embeddings(views.table, views.token_ids, views.embeds)
 
     def set_lengths(self, start: Tensor, lengths: Sequence[int]) -> None:
         """Write the lengths, and 0 behind them."""

@@ -33,7 +33,7 @@ def rows_move_in_another_order(cache: KVCacheManager, moves: Sequence[Any]) -> N
 def a_moved_row_keeps_the_newest_token_of_its_place(
     sampler: CpuBatchSampler, arrangement: Arrangement
 ) -> None:
-    tokens = sampler._buffers.next_tokens.array
+    tokens = sampler._next_tokens
     before = tokens.copy()
     _settle(sampler, arrangement)
     tokens[:] = before

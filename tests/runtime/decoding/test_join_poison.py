@@ -154,7 +154,7 @@ def test_a_padded_step_writes_nothing_that_a_joiner_reads(house: House, prompt: 
     joiner = cut(house.rows[0], prompt)
     expected = [*house.alone(1, 3, 5), house.text(joiner)]
     sampler: Any = house.runtime._sampler
-    newest, trees = sampler._buffers.next_tokens, sampler._buffers.trees
+    newest, trees = sampler._next_tokens, sampler._trees
     runner = house.runtime._runner
     poisoned_steps = 0
 
@@ -162,7 +162,7 @@ def test_a_padded_step_writes_nothing_that_a_joiner_reads(house: House, prompt: 
         nonlocal poisoned_steps
         batch = runner._steps.padded(rows)
         poisoned_steps += batch > rows
-        newest.array[rows:] = POISON
+        newest[rows:] = POISON
         if width and trees is not None:
             trees.ids.view((batch, *width))[rows:] = POISON
         return run(rows, *width)

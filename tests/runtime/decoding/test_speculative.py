@@ -244,7 +244,7 @@ def test_a_row_with_broken_numbers_goes_on_without_trees(
     monkeypatch.setattr(proposer, "zero_row", lambda place, _: zeroed.append(place))
     runtime.admit([row([3], 12), row([4], 12)])
     first = [one.token_id for one in runtime.step().tokens]
-    logits = runtime._sampler._buffers.logits.array  # type: ignore[attr-defined] # that of the CPU
+    logits = runtime._sampler._logits  # type: ignore[attr-defined] # that of the CPU
     run = runtime._runner.execute_eagle_base_tree_decoding_step
 
     def poison(rows: int, width: int) -> object:
