@@ -4,7 +4,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement, RowMove, Seat, Stale
+from runtime.arrangement import Arrangement, RowMove, RowOwner, Seat, Stale
 from runtime.config import LLMEngineRunnerConfig
 from runtime.request import FinishReason, RowRequest, RowToken
 from runtime.sampling import Sample
@@ -123,8 +123,11 @@ class DecodingRow:
 
 
 def all_left(rows: Sequence[DecodingRow]) -> bool:
-    """Whether there were rows, and none of them is there any more."""
-    return bool(rows) and all(row.state is not RowState.LIVE for row in rows)
+    """Tell whether there were rows, and none of them is there any more."""
+    for row in rows:
+        if row.state is _LIVE:
+            return False
+    return bool(rows)
 
 
 class DecodingInferenceContext:
@@ -133,10 +136,14 @@ class DecodingInferenceContext:
     `rows[i]` is row i of the engine. The first `decoding` rows decode; those behind them have
     prompt left, the shortest rest first. A row whose last token is still being picked has left
     `rows` and is live until that token is known. `room` counts the slots that a step may write
-    behind the filled ones, and a row leaves all but one of them free at its end.
+    behind the filled ones, and a row leaves all but one of them free at its end. `owners` keep
+    state by the places of rows, and move with them.
     """
 
-    def __init__(self, config: LLMEngineRunnerConfig, room: int = 1) -> None:
+    def __init__(
+        self, config: LLMEngineRunnerConfig, room: int = 1, owners: Iterable[RowOwner] = ()
+    ) -> None:
+        self.owners = list(owners)
         self.rows: list[DecodingRow] = []
         self.decoding = 0
         self.capacity = config.max_kv_cache_capacity - (room - 1)
@@ -153,7 +160,11 @@ class DecodingInferenceContext:
     @property
     def any_live(self) -> bool:
         """Whether a row has not ended."""
-        return any(row.state is _LIVE for row in self._by_number.values())
+        # A generator would be one more call for each row of each step.
+        for row in self._by_number.values():  # noqa: SIM110 - see above
+            if row.state is _LIVE:
+                return True
+        return False
 
     @property
     def decoders(self) -> list[DecodingRow]:
@@ -186,7 +197,13 @@ class DecodingInferenceContext:
     @property
     def stays(self) -> bool:
         """Whether all rows keep their places and nobody comes."""
-        return not (self._coming or self._lost) and all(row.runs_on for row in self.rows)
+        if self._coming or self._lost:
+            return False
+        # As `runs_on`, of which there would be a call for each row of each step.
+        for row in self.rows:  # noqa: SIM110 - see above
+            if row.unplanned <= 0 or row.state is not _LIVE:
+                return False
+        return True
 
     def admit(self, requests: Iterable[RowRequest]) -> list[int]:
         """Take rows, which get their places by the next `arrange`; gives their numbers.
@@ -248,14 +265,16 @@ class DecodingInferenceContext:
 
     def decoded(self) -> None:
         """Count a token of every decoding row."""
-        for row in self.decoders:
+        for row in self.rows[: self.decoding]:
             row.filled += 1
             row.unplanned -= 1
 
     def arrange(
         self, unread: Iterable[tuple[DecodingRow, int]] = (), padding: int = 0
     ) -> Arrangement | None:
-        """Place the rows anew for the next step; None where all stay and nobody comes.
+        """Place the rows anew for the next step, and let the owners follow.
+
+        None where all stay and nobody comes.
 
         `unread` has the tokens that queued steps add to each row whose numbers nobody has seen;
         behind them these steps wrote up to `padding` slots more.
@@ -284,6 +303,8 @@ class DecodingInferenceContext:
             unseen[row] = unseen.get(row, 0) + added
         found = self._arrangement(places, unseen, padding)
         self._lost = False
+        for owner in self.owners:
+            owner.rearrange(found)
         return found
 
     def _arrangement(

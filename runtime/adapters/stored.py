@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Literal
@@ -139,6 +140,22 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
     except OSError as error:
         what = f"{folder} cannot be read ({error.strerror})"
         raise HearthError("invalid_value", what, "adapters") from error
+
+
+def load_all(folder: Path, load: Callable[[str, Path], None]) -> dict[str, HearthError]:
+    """Load every adapter of a folder; those that cannot be served, and why.
+
+    Raises `invalid_value` where the folder cannot be read, and `device_lost`.
+    """
+    refused: dict[str, HearthError] = {}
+    for name, path in adapter_folders(folder).items():
+        try:
+            load(name, path)
+        except HearthError as error:  # noqa: PERF203 - a folder is read in each turn
+            if error.code == "device_lost":
+                raise
+            refused[name] = error
+    return refused
 
 
 def tensor_bytes(folder: Path) -> int:

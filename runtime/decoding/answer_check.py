@@ -6,9 +6,11 @@ from collections.abc import Sequence
 import msgspec
 
 from runtime.arrangement import Arrangement
+from runtime.decoding.in_flight import InFlightStep
 from runtime.decoding.prefill_budget import Chunk
-from runtime.decoding.vanilla import PendingStep, VanillaStrategy
+from runtime.decoding.vanilla import VanillaStrategy
 from runtime.device.device import BatchSampler
+from runtime.device.picks import PendingSamples
 from runtime.errors import HearthError
 from runtime.known_answer import FORCING_BIAS, KnownAnswer
 from runtime.request import RequestOptions, RowRequest
@@ -113,10 +115,10 @@ class AnswerCheck:
             rows.append(RowRequest(token_ids=known, prompt_length=count, options=options))
         return rows
 
-    def _compare(self, step: PendingStep, filled: Sequence[int]) -> None:
+    def _compare(self, step: InFlightStep[PendingSamples], filled: Sequence[int]) -> None:
         """What a step gave behind the last of so many ids of each row."""
         self._report.steps += 1
-        for token in step.collect():
+        for token in self._strategy.collect(step):
             place = filled[token.row] - 1
             where = f"{step.kind}, batch {len(filled)}, position {place}"
             if token.error is not None:

@@ -1,10 +1,11 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
+from runtime.decoding.in_flight import StepKind
 from runtime.decoding.metrics import StageMetrics
 from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.drafting.metrics import EagleGenerationMetrics
@@ -25,7 +26,7 @@ class StepResult(msgspec.Struct):
     tokens of it came from the prefix cache, where any did.
     """
 
-    kind: Literal["prefill", "decode", "verify", "tower"]
+    kind: StepKind
     tokens: list[RowToken]
     started: float
     ended: float
@@ -41,12 +42,20 @@ class BatchRuntime(Protocol):
     Rows are numbered in the order in which they were admitted, from 0 again when none is active.
     """
 
-    prefill_metrics: StageMetrics
-    generation_metrics: StageMetrics
-    """Decode steps and rounds of speculation."""
-    speculation_metrics: EagleGenerationMetrics
     memory: dict[str, int]
     """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
+
+    @property
+    def prefill_metrics(self) -> StageMetrics:
+        """Prompt chunks."""
+
+    @property
+    def generation_metrics(self) -> StageMetrics:
+        """Decode and verify steps."""
+
+    @property
+    def speculation_metrics(self) -> EagleGenerationMetrics:
+        """What speculation has done; all zero where there is none."""
 
     @property
     def adapter(self) -> str:
@@ -116,15 +125,13 @@ class BatchRuntime(Protocol):
         """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended."""
 
 
-def failed_chunk(
-    rows: Sequence[DecodingRow], started: float, error: HearthError | MemoryError
-) -> StepResult:
+def failed_chunk(rows: Sequence[DecodingRow], started: float, error: Exception) -> StepResult:
     """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
     if isinstance(error, MemoryError):
         error = HearthError(
             "out_of_memory", "no memory for a chunk of prompts: lower capacity or max_batch"
         )
-    if error.code == "device_lost":
+    if not isinstance(error, HearthError) or error.code == "device_lost":
         raise error
     tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
     return StepResult("prefill", tokens, started, time.monotonic(), failure=error)

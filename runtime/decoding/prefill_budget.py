@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from runtime.ewma import Ewma
+
 LEAST_TOKENS = 16
 """What a chunk may take however slow the engine is."""
-_KEPT = 0.9
-"""How much of what was measured before is left when another step is recorded."""
+_NEWEST = 0.1
+"""What the newest chunk counts of what chunks cost."""
 
 
 class Prompt(NamedTuple):
@@ -24,41 +26,43 @@ class Chunk(NamedTuple):
 
 
 class PrefillBudget:
-    """Sizes chunks by the speeds that were measured.
+    """Sizes chunks by the speeds that were measured, that of decode steps being `decode_s`.
 
     A chunk has a fixed cost, that of a decode step, and a cost for each token that it computes,
     padding included. The latter may be `share` decode steps in all. Where there are `widths` to
     which chunks are padded, a piece of a prompt fills one of them.
     """
 
-    def __init__(self, chunk: int, capacity: int, share: float, widths: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        chunk: int,
+        capacity: int,
+        share: float,
+        decode_s: Ewma,
+        widths: Sequence[int] = (),
+    ) -> None:
         self._chunk = chunk
         self._capacity = capacity
         self._share = share
         self._widths = widths
-        self._decode_s = 0.0
-        self._beyond_s = 0.0
-        self._computed = 0.0
+        self._decode_s = decode_s
+        # Apart, not as a quotient: a chunk of few tokens says little about the cost of one.
+        self._beyond_s = Ewma(_NEWEST, 0.0)
+        self._computed = Ewma(_NEWEST, 0.0)
 
-    def record_decode(self, seconds: float) -> None:
-        """Take note of a decode step or a round."""
-        before = self._decode_s or seconds
-        self._decode_s = _KEPT * before + (1 - _KEPT) * seconds
-
-    def record_prefill(self, computed: int, seconds: float) -> None:
+    def record(self, computed: int, seconds: float) -> None:
         """Take note of a chunk that computed so many tokens, those of padding included."""
-        if self._decode_s:
-            # Sums, not rates: a chunk of few tokens says little about the cost of one.
-            self._beyond_s = _KEPT * self._beyond_s + seconds - self._decode_s
-            self._computed = _KEPT * self._computed + computed
+        if self._decode_s.value:
+            self._beyond_s.add(seconds - self._decode_s.value)
+            self._computed.add(computed)
 
     @property
     def tokens(self) -> int:
         """How many tokens a chunk may compute while rows decode."""
-        if not self._computed:
+        if not self._computed.value:
             return max(LEAST_TOKENS, self._chunk)
-        a_token = max(self._beyond_s, 0.0) / self._computed
-        allowed = self._share * self._decode_s
+        a_token = max(self._beyond_s.value, 0.0) / self._computed.value
+        allowed = self._share * self._decode_s.value
         most = self._chunk * self._capacity
         return max(LEAST_TOKENS, int(min(most, allowed / a_token))) if a_token else most
 

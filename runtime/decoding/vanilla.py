@@ -1,79 +1,33 @@
 import time
 from collections.abc import Sequence
-from typing import Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.decoding.in_flight import InFlightStep
 from runtime.decoding.prefill_budget import Chunk
 from runtime.device.device import BatchSampler
 from runtime.device.picks import PendingSamples
-from runtime.request import RowRound, RowToken
+from runtime.request import RowToken
 from runtime.rows import DecodingInferenceContext, DecodingRow
 from runtime.steps.engine_runner import LLMEngineRunner
 from runtime.steps.image_merge import ImagePiece, image_pieces
 from runtime.tensors.profiles import prefill_width
 
 
-class PendingStep(msgspec.Struct, frozen=True):
-    """A step that was queued: its rows, by place from `first` on, and the tokens to come.
-
-    `lengths` are the tokens that it puts into the caches of each row, `computed` those that the
-    engine runs, with padding. `started` is in seconds of the monotonic clock, and `host_s` what
-    the host took from there to queue it.
-    """
-
-    kind: Literal["prefill", "decode"]
-    rows: list[DecodingRow]
-    samples: PendingSamples
-    started: float
-    lengths: list[int]
-    computed: int
-    host_s: float
-    first: int = 0
-
-    @property
-    def filled(self) -> int:
-        """Tokens that it puts into the caches."""
-        return sum(self.lengths)
-
-    @property
-    def width(self) -> int:
-        """Tokens that it computes for each row."""
-        return self.computed // len(self.rows)
-
-    @property
-    def padding(self) -> int:
-        """Tokens that it computes behind those of the row with the fewest."""
-        return self.width - min(self.lengths)
-
-    @property
-    def rounds(self) -> list[RowRound]:
-        """None: these are no rounds of speculation."""
-        return []
-
-    def collect(self) -> list[RowToken]:
-        """Wait for the tokens and hand them to their rows; rows that left report nothing."""
-        samples = self.samples.result()
-        return [
-            report
-            for row, sample in zip(self.rows, samples, strict=True)
-            if (report := row.take(sample)) is not None
-        ]
-
-
 class VanillaStrategy:
     """One token a row and step, from the base engine alone."""
 
     def __init__(self, runner: LLMEngineRunner, sampler: BatchSampler) -> None:
+        self.sampler = sampler
         self._runner = runner
-        self._sampler = sampler
         self._config = runner.get_engine_config()
         # Where other engines are captured, nothing is captured with them.
         self._picks = sampler.recording if self._config.backend == "kernels" else None
 
-    def prefill_step(self, context: DecodingInferenceContext, chunk: Chunk) -> PendingStep:
+    def prefill_step(
+        self, context: DecodingInferenceContext, chunk: Chunk
+    ) -> InFlightStep[PendingSamples]:
         """Queue a chunk of the first joiners; rows whose prompt ends in it get their first token.
 
         Those are the first of them, as joiners come with the shortest rest first.
@@ -89,13 +43,13 @@ class VanillaStrategy:
             images = image_pieces([row.request.images for row in rows], filled, lengths, width)
         self._runner.execute_prefill_step(token_ids, lengths, first, images)
         picked = context.prefilled(lengths)
-        samples = self._sampler.sample(len(rows), first, picked)
+        samples = self.sampler.sample(len(rows), first, picked)
         host_s = time.monotonic() - started
-        return PendingStep(
-            "prefill", rows, samples, started, lengths, token_ids.size, host_s, first
+        return InFlightStep(
+            "prefill", rows, samples, started, host_s, lengths, token_ids.size, first
         )
 
-    def decode_step(self, context: DecodingInferenceContext) -> PendingStep:
+    def decode_step(self, context: DecodingInferenceContext) -> InFlightStep[PendingSamples]:
         """Queue a step that runs the newest token of every decoding row and picks the next."""
         started = time.monotonic()
         rows, picks = context.decoders, self._picks
@@ -106,10 +60,19 @@ class VanillaStrategy:
             samples = picks.samples()
         else:
             self._runner.execute_vanilla_decoding_step(count)
-            samples = self._sampler.sample(count)
+            samples = self.sampler.sample(count)
         context.decoded()
         host_s = time.monotonic() - started
-        return PendingStep("decode", rows, samples, started, [1] * count, count, host_s)
+        return InFlightStep("decode", rows, samples, started, host_s, [1] * count, count)
+
+    def collect(self, step: InFlightStep[PendingSamples]) -> list[RowToken]:
+        """Wait for the tokens and hand them to their rows; rows that left report nothing."""
+        samples = step.event.result()
+        return [
+            report
+            for row, sample in zip(step.rows, samples, strict=True)
+            if (report := row.take(sample)) is not None
+        ]
 
     def capture(self, batch_sizes: Sequence[int]) -> None:
         """Capture the decode step of each of these batch sizes, between batches."""

@@ -139,7 +139,7 @@ class PrefixCache:
     def chunk(self, step: object, rows: Sequence[DecodingRow], first: int) -> None:
         """Save the pages that a chunk has filled, of the rows from place `first` on.
 
-        Nobody gets them before the step has been `read`.
+        Nobody gets them before the step has been `collected`.
         """
         pages = dict[DecodingRow, list[Page]]()
         self._unread.append((step, pages))
@@ -149,7 +149,7 @@ class PrefixCache:
             if tokens is not None and count:
                 pages[row] = self._save(tokens, row, place, count)
 
-    def read(self, step: object, healthy: Container[DecodingRow]) -> None:
+    def _read(self, step: object, healthy: Container[DecodingRow]) -> None:
         """The logits of a chunk have been read: pages of rows that are healthy are fit for others.
 
         The others are forgotten, and so are those of chunks before it that nobody has read.
@@ -161,6 +161,22 @@ class PrefixCache:
                     self._drop(saved)
             if chunk is step:
                 return
+
+    def collected(
+        self, step: object, rows: Iterable[DecodingRow], live: Iterable[DecodingRow], *, chunk: bool
+    ) -> None:
+        """Take note that the numbers of a step of these rows were read, and whether of a chunk.
+
+        Of rows that were not `live` any more nobody looks at them: what a chunk left of these is
+        not kept, nor of a row that has failed. Pages go on their way to the disk whose copies have
+        ended.
+        """
+        if self._disk is not None:
+            self._disk.turn()
+            self._forget_lost()
+        self._doubt(row for row in rows if row.state is RowState.FAILED)
+        if chunk:
+            self._read(step, {row for row in live if row.state is not RowState.FAILED})
 
     def leave(self, rows: Sequence[DecodingRow], unread: Iterable[tuple[DecodingRow, int]]) -> None:
         """Save prompts and replies of the rows that leave their places.
@@ -186,7 +202,7 @@ class PrefixCache:
                 tokens = TokenIdentities(known.root, row.token_ids[:count], row.request.images)
                 self._save(tokens, row, place, count)
 
-    def doubt(self, rows: Iterable[DecodingRow]) -> None:
+    def _doubt(self, rows: Iterable[DecodingRow]) -> None:
         """Forget what rows that failed began with: it may be at fault."""
         for row in rows:
             tokens = self._tokens.pop(row, None) or self._ending.pop(row, None)
@@ -207,12 +223,6 @@ class PrefixCache:
     def computed(self, tokens: int, seconds: float) -> None:
         """A prefill step has computed so many tokens, those of padding included."""
         self._loads.computed(tokens, seconds)
-
-    def turn(self) -> None:
-        """Let pages go on their way to the disk whose copies have ended."""
-        if self._disk is not None:
-            self._disk.turn()
-            self._forget_lost()
 
     def take_failures(self) -> list[HearthError]:
         """What there is to say of files since this was asked the last time."""

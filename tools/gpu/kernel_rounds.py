@@ -69,8 +69,8 @@ def host_parts(runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> dict[str
     timed(strategy._runner, "execute_eagle_base_tree_decoding_step")  # noqa: SLF001 - likewise
     timed(strategy._runner, "commit_path")  # noqa: SLF001 - likewise
     timed(strategy._sampler, "verify")  # noqa: SLF001 - likewise
-    timed(strategy, "round")
-    timed(strategy, "finish")
+    timed(strategy, "verify_step")
+    timed(strategy, "_commit")
     runtime.handle_request(GenerationRequest(rows=rows))
     return {name: round(statistics.median(each) * 1e6, 1) for name, each in parts.items()}
 

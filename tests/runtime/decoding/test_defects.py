@@ -86,8 +86,7 @@ def test_tokens_beyond_the_limit_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_tree_beyond_the_capacity_is_caught(reserve: int) -> None:
     def text_to_the_last_slot(room: int) -> None:
         runtime, _ = make(lambda _: 0)
-        runtime._context = runtime._seating._context = DecodingInferenceContext(CONFIG, room)
-        runtime.capacity = runtime._context.capacity
+        runtime._context = DecodingInferenceContext(CONFIG, room, runtime._context.owners)
         runtime.admit([row([3], runtime.capacity - 1)])
         assert drain(runtime)[0] == {0: expected([3], runtime.capacity - 1)}
 

@@ -153,7 +153,7 @@ def test_a_padded_step_writes_nothing_that_a_joiner_reads(house: House, prompt: 
     """
     joiner = cut(house.rows[0], prompt)
     expected = [*house.alone(1, 3, 5), house.text(joiner)]
-    sampler: Any = house.runtime._sampler
+    sampler: Any = house.runtime._vanilla.sampler
     newest, trees = sampler._next_tokens, sampler._trees
     runner = house.runtime._runner
     poisoned_steps = 0

@@ -18,6 +18,7 @@ from runtime.decoding.prefill_budget import PrefillBudget
 from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.drafting.policy import SpeculationPolicy
+from runtime.ewma import Ewma
 from runtime.executor.engine import EngineOptions
 from runtime.options import SpeculationOptions
 from runtime.prefix.page_index import PageIndex
@@ -130,18 +131,17 @@ class House:
         choices = Choices(data)
         schedule = draw_schedule(choices, SEEING_BOUNDS if self._kind.sees else BOUNDS)
         runtime, self._opened = self._opened or self._open(), None
-        runtime._pace._budget = FixedBudget(CHUNK, SLOTS, 1.0)
-        runtime._pace._budget.limit = choices.of((CHUNK, 1, 5, 20, 64))
+        runtime._prompts = FixedBudget(CHUNK, SLOTS, 1.0, Ewma(1.0))
+        runtime._prompts.limit = choices.of((CHUNK, 1, 5, 20, 64))
         if runtime._speculation is not None:
             runtime._speculation._policy = Coin()
         plans = schedule.rows
         if not self._kind.chains:
             plans = tuple(structs.replace(plan, speculation=None) for plan in plans)
         requests = [VOICES[plan.voice].row(plan) for plan in plans]
-        seating = runtime._seating
-        if seating._prefix is not None:
+        if runtime._prefix is not None:
             # A schedule runs the same again.
-            seating._prefix._index = PageIndex(self._rooms)
+            runtime._prefix._index = PageIndex(self._rooms)
         widths = (CHUNK,) if self._kind.gpu else ()
         shadow = Shadow(ROWS, CHUNK, SLOTS, widths)
         captured = patch("runtime.tensors.profiles.captured_widths", lambda _: widths)

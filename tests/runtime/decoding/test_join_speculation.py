@@ -201,8 +201,8 @@ def counts(runtime: LLMInferenceRuntime) -> tuple[float, ...]:
 
 
 def queue_ahead(runtime: LLMInferenceRuntime) -> None:
-    """Step until a round is in flight."""
-    while runtime._round is None:
+    """Step until a verify step is in flight."""
+    while not any(step.kind == "verify" for step in runtime._in_flight):
         runtime.step()
 
 

@@ -281,8 +281,8 @@ def test_chunks_are_sized_by_what_was_measured(runtime: LLMInferenceRuntime) -> 
     replies.step(10)
     runtime.admit([row(list(range(1, 60)), 5)])
     replies.step(10)
-    assert runtime._pace._budget._decode_s > 0
-    assert runtime._pace._budget._computed > 0
+    assert runtime._times.decode_s.value > 0
+    assert runtime._prompts._computed.value > 0
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, float("nan")])
@@ -296,4 +296,4 @@ def test_a_budget_of_nothing_is_refused(tmp_path: Path, budget: float) -> None:
 def test_the_budget_is_the_one_asked_for(tmp_path: Path) -> None:
     write_config(tmp_path, CONFIG)
     runtime = LLMInferenceRuntime.open(tmp_path, RuntimeOptions(prefill_budget=0.25))
-    assert runtime._pace._budget._share == 0.25
+    assert runtime._prompts._share == 0.25

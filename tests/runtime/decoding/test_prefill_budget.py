@@ -3,15 +3,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.decoding.prefill_budget import LEAST_TOKENS, Chunk, PrefillBudget, Prompt
+from runtime.ewma import Ewma
 
 CHUNK, CAPACITY = 256, 2048
 
 
 def measured(share: float = 1.0, *, step_s: float = 0.010, token_s: float = 40e-6) -> PrefillBudget:
-    budget = PrefillBudget(CHUNK, CAPACITY, share)
-    budget.record_decode(step_s)
+    decode_s = Ewma(0.1)
+    decode_s.add(step_s)
+    budget = PrefillBudget(CHUNK, CAPACITY, share, decode_s)
     for computed in (100, 40):
-        budget.record_prefill(computed, step_s + computed * token_s)
+        budget.record(computed, step_s + computed * token_s)
     return budget
 
 
@@ -21,10 +23,10 @@ def test_what_tokens_cost_is_a_share_of_a_decode_step(share: float, tokens: int)
 
 
 def test_before_anything_is_measured_a_chunk_is_as_exported() -> None:
-    budget = PrefillBudget(CHUNK, CAPACITY, 1.0)
-    budget.record_prefill(100, 1.0)
+    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, Ewma(0.1))
+    budget.record(100, 1.0)
     assert budget.tokens == CHUNK
-    assert PrefillBudget(4, CAPACITY, 1.0).tokens == LEAST_TOKENS
+    assert PrefillBudget(4, CAPACITY, 1.0, Ewma(0.1)).tokens == LEAST_TOKENS
 
 
 def test_tokens_that_cost_nothing_have_no_limit() -> None:
@@ -39,17 +41,18 @@ def test_a_slow_engine_gets_a_few_tokens() -> None:
 
 def test_a_chunk_of_one_token_hardly_tells() -> None:
     budget = measured()
-    budget.record_prefill(1, 0.012)
+    budget.record(1, 0.012)
     assert budget.tokens > 100
 
 
 def test_speeds_are_those_of_late() -> None:
-    budget = measured()
+    decode_s = Ewma(0.1, 0.010)
+    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, decode_s)
     for _ in range(60):
-        budget.record_prefill(100, 0.010 + 100 * 80e-6)
+        budget.record(100, 0.010 + 100 * 80e-6)
     assert budget.tokens == pytest.approx(125, abs=2)
     for _ in range(60):
-        budget.record_decode(0.020)
+        decode_s.add(0.020)
     assert budget.tokens > 230
 
 
@@ -113,9 +116,9 @@ def test_a_chunk_stays_within_its_limits(
     ("token_us", "width"), [(40, 128), (100, 100), (160, 32), (10_000, 32), (0, 256)]
 )
 def test_a_piece_fills_a_width_to_which_it_would_be_padded(token_us: float, width: int) -> None:
-    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, (32, 100, 128, 256))
-    budget.record_decode(0.0101)
-    budget.record_prefill(100, 0.0101 + 100 * token_us * 1e-6)
+    widths = (32, 100, 128, 256)
+    budget = PrefillBudget(CHUNK, CAPACITY, 1.0, Ewma(0.1, 0.0101), widths=widths)
+    budget.record(100, 0.0101 + 100 * token_us * 1e-6)
     assert budget.choose([Prompt(0, 500)], limited=True) == Chunk(1, width)
     assert budget.choose([Prompt(0, 20)], limited=True) == Chunk(1, 20)
     assert budget.choose([Prompt(0, 500)], limited=False) == Chunk(1, CHUNK)

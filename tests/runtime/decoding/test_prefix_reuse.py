@@ -224,8 +224,8 @@ def test_a_page_that_spoils_a_row_is_forgotten(
     wanted = run(runtime, row(SHARED))
     # With a step ahead a row leaves its place before its last token is known.
     runtime._device.steps_ahead = ahead  # type: ignore[misc] # of the CPU's device
-    assert runtime._seating._prefix is not None
-    (base,) = runtime._seating._prefix._pool._tensors["device"]
+    assert runtime._prefix is not None
+    (base,) = runtime._prefix._pool._tensors["device"]
     base.array[:, 2] = np.nan
     spoiled = run(runtime, row(SHARED, max_tokens=tokens)).tokens[0]
     assert [token.error for token in spoiled] == ["non_finite"]
@@ -269,8 +269,8 @@ def test_of_a_chunk_that_nobody_has_looked_at_no_page_is_kept(
     runtime: LLMInferenceRuntime,
 ) -> None:
     runtime._device.steps_ahead = 1  # type: ignore[misc] # of the CPU's device
-    assert runtime._seating._prefix is not None
-    (pool,) = runtime._seating._prefix._pool._tensors["device"]
+    assert runtime._prefix is not None
+    (pool,) = runtime._prefix._pool._tensors["device"]
     number, _ = runtime.admit([row(SHARED), row(prompt(90, 4))])
     runtime.step()
     # A second chunk of both is queued. The numbers of one of them are not finite, which nobody

@@ -128,7 +128,7 @@ def test_what_a_branching_tree_has_put_elsewhere_is_not_kept_where_bits_count(
     with closing(speculating(tree_folders("qwen3", "native"), TREE)) as runtime:
         asked = row(SHARED, max_tokens=40)
         reply = run(runtime, asked).reply()
-        prefix = runtime._seating._prefix
+        prefix = runtime._prefix
         assert prefix is not None
         text = SHARED + reply
         found = run(runtime, row(text, max_tokens=4))

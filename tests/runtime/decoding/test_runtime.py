@@ -139,7 +139,7 @@ def test_a_step_may_be_queued_later_while_another_runs(runtime: LLMInferenceRunt
     runtime.step()
     runtime.step()
     ahead = bool(runtime._device.steps_ahead)
-    assert (runtime.queue_by >= runtime._pace.collected) == ahead
+    assert (runtime.queue_by >= runtime._times.collected) == ahead
     # A prompt that goes on is not kept waiting.
     runtime.admit([_row(list(range(40)))])
     while not runtime._context.joiners:

@@ -12,7 +12,7 @@ from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.decoding.speculative import PendingRound, SpeculativeStrategy
+from runtime.decoding.speculative import SpeculativeStrategy, VerifyStep
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import TreeBuffers, TreeOps
 from runtime.drafting.lookup_proposer import LookupProposer
@@ -244,7 +244,7 @@ def test_a_row_with_broken_numbers_goes_on_without_trees(
     monkeypatch.setattr(proposer, "zero_row", lambda place, _: zeroed.append(place))
     runtime.admit([row([3], 12), row([4], 12)])
     first = [one.token_id for one in runtime.step().tokens]
-    logits = runtime._sampler._logits  # type: ignore[attr-defined] # that of the CPU
+    logits = runtime._vanilla.sampler._logits  # type: ignore[attr-defined] # that of the CPU
     run = runtime._runner.execute_eagle_base_tree_decoding_step
 
     def poison(rows: int, width: int) -> object:
@@ -287,17 +287,17 @@ def test_tokens_are_told_though_the_next_round_cannot_be_queued(
     assert strategy is not None
     runtime.admit([row([5, 6], 30)])
     tokens = [token.token_id for _ in range(2) for token in runtime.step().tokens]
-    queue = strategy.round
-    rounds: list[PendingRound] = []
+    queue = strategy.verify_step
+    queued: list[VerifyStep] = []
 
-    def fail(context: DecodingInferenceContext) -> PendingRound:
-        if rounds:
+    def fail(context: DecodingInferenceContext) -> VerifyStep:
+        if queued:
             raise HearthError("executor_failed", "as asked")
-        rounds.append(queue(context))
-        return rounds[0]
+        queued.append(queue(context))
+        return queued[0]
 
-    monkeypatch.setattr(strategy, "round", fail)
-    runtime._drop_round()
+    monkeypatch.setattr(strategy, "verify_step", fail)
+    runtime._drop_verify()
     known = len(tokens)
     tokens += [token.token_id for token in runtime.step().tokens]
     assert len(tokens) > known
@@ -318,12 +318,12 @@ def test_who_comes_when_a_round_that_failed_has_lost_its_rows_goes_on(
     (number,) = runtime.admit([row([5, 6], 30)])
     for _ in range(2):
         runtime.step()
-    runtime._drop_round()
-    first, queue = strategy.round(runtime._context), strategy.round
-    monkeypatch.setattr(runtime, "_round", first)
-    monkeypatch.setattr(strategy, "round", failing)
+    runtime._drop_verify()
+    queue = strategy.verify_step
+    runtime._in_flight.append(queue(runtime._context))
+    monkeypatch.setattr(strategy, "verify_step", failing)
     runtime.step()
-    monkeypatch.setattr(strategy, "round", queue)
+    monkeypatch.setattr(strategy, "verify_step", queue)
     runtime.leave(number)
     assert runtime.free == runtime.max_batch
     runtime.admit([row([5, 6], 6)])
@@ -331,7 +331,7 @@ def test_who_comes_when_a_round_that_failed_has_lost_its_rows_goes_on(
     assert [len(one) for one in tokens.values()] == [6]
 
 
-def failing(_: object) -> PendingRound:
+def failing(_: object) -> VerifyStep:
     raise HearthError("executor_failed", "as asked")
 
 

@@ -9,6 +9,7 @@ from runtime.decoding.assembly import assemble
 from runtime.decoding.batch_runtime import StepResult
 from runtime.decoding.deployment import DeploymentConfig
 from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.decoding.step_times import StepTimes
 from runtime.decoding.tower_turns import TowerBudget, TowerResult, TowerWork
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.errors import HearthError
@@ -102,7 +103,7 @@ def test_the_tower_and_chunks_of_prompt_take_turns() -> None:
     runtime.run_tower(work(1, 8, 4, 4))
     prompt = RowRequest(token_ids=[1] * 40, prompt_length=40, options=RequestOptions(max_tokens=1))
     runtime.admit([prompt])
-    runtime._pace._budget._chunk = 10
+    runtime._prompts._chunk = 10
     kinds = [step.kind for step in drain(runtime)[0]]
     assert kinds == ["tower", "prefill"] * 4
 
@@ -155,16 +156,22 @@ def test_without_a_tower_none_runs() -> None:
 
 
 def test_the_budget_lets_decode_steps_pay_for_a_call() -> None:
-    budget = TowerBudget(0.5)
+    times = StepTimes()
+    budget = TowerBudget(0.5, times)
+
+    def decode() -> None:
+        times.decode_s.add(0.010)
+        times.generation.record(1, 0.010)
+
     assert budget.patches(100) == 100
     for _ in range(50):
-        budget.record_decode(0.010)
-    budget.record_call(1000, 0.100)
+        decode()
+    budget.record(1000, 0.100)
     # 100 ms at half a decode step of 10 ms each; the last step may be paid later.
     paid = []
     for _ in range(25):
         paid.append(budget.paid)
-        budget.record_decode(0.010)
+        decode()
     assert paid.index(True) in {19, 20}
     # 0.1 ms a patch, 5 ms a step.
     assert budget.patches(1000) in {49, 50}

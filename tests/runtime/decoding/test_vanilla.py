@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from runtime.decoding.prefill_budget import Chunk
-from runtime.decoding.vanilla import PendingStep, VanillaStrategy
+from runtime.decoding.vanilla import VanillaStrategy
 from runtime.device.cpu import sampler as cpu_sampler
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import SamplerBuffers
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RequestOptions, RowRequest
+from runtime.request import RequestOptions, RowRequest, RowToken
 from runtime.rows import DecodingInferenceContext, RowState
 from runtime.sampling import RowSampler, Sample, sample_rows
 from runtime.steps.engine_runner import LLMEngineRunner
@@ -86,17 +86,22 @@ def _started(*lengths: int) -> tuple[_Steps, VanillaStrategy, DecodingInferenceC
     return runner, VanillaStrategy(runner, runner.sampler), context
 
 
-def _prefill(strategy: VanillaStrategy, context: DecodingInferenceContext) -> PendingStep:
-    """A chunk of all joiners."""
+def _prefill(strategy: VanillaStrategy, context: DecodingInferenceContext) -> list[RowToken]:
+    """What a chunk of all joiners gives."""
     rows = context.joiners
-    return strategy.prefill_step(context, Chunk(len(rows), min(4, rows[-1].prompt_left)))
+    chunk = Chunk(len(rows), min(4, rows[-1].prompt_left))
+    return strategy.collect(strategy.prefill_step(context, chunk))
+
+
+def _decode(strategy: VanillaStrategy, context: DecodingInferenceContext) -> list[RowToken]:
+    return strategy.collect(strategy.decode_step(context))
 
 
 def test_prompts_are_taken_chunk_by_chunk_and_sampled_where_they_end() -> None:
     runner, strategy, context = _started(2, 9, 4)
     reported = []
     while context.joiners:
-        reported.append([token.row for token in _prefill(strategy, context).collect()])
+        reported.append([token.row for token in _prefill(strategy, context)])
     assert runner.chunks == [[[1, 2], [1, 2, 3, 4], [1, 2, 3, 4]], [[5, 6, 7, 8]], [[9]]]
     assert reported == [[0, 2], [], [1]]
     assert [row.filled for row in context.rows] == [2, 4, 9]
@@ -115,8 +120,8 @@ def test_a_chunk_of_some_joiners_leaves_the_others_alone() -> None:
 
 def test_a_decode_feeds_the_newest_tokens() -> None:
     runner, strategy, context = _started(2, 3)
-    first = _prefill(strategy, context).collect()
-    second = strategy.decode_step(context).collect()
+    first = _prefill(strategy, context)
+    second = _decode(strategy, context)
     assert runner.chunks[1] == [[token.token_id for token in first]]
     assert [token.row for token in second] == [0, 1]
     assert [row.generated for row in context.rows] == [
@@ -135,17 +140,17 @@ def test_a_token_is_sampled_for_its_own_position(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(cpu_sampler, "sample_rows", note)
     _, strategy, context = _started(2, 3)
-    _prefill(strategy, context).collect()
-    strategy.decode_step(context).collect()
+    _prefill(strategy, context)
+    _decode(strategy, context)
     assert positions == [[2, 3], [3, 4]]
 
 
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_row_fails_alone(bad: int) -> None:
     runner, strategy, context = _started(3, 3)
-    _prefill(strategy, context).collect()
+    _prefill(strategy, context)
     runner.bad_rows = [bad]
-    errors = [token.error for token in strategy.decode_step(context).collect()]
+    errors = [token.error for token in _decode(strategy, context)]
     assert errors == ["non_finite" if row == bad else None for row in range(2)]
     assert [row.state is RowState.FAILED for row in context.rows] == [bad == 0, bad == 1]
 
@@ -153,7 +158,7 @@ def test_a_row_fails_alone(bad: int) -> None:
 def test_a_row_may_fail_in_the_middle_of_its_prompt() -> None:
     runner, strategy, context = _started(9, 6)
     runner.bad_rows = [0]
-    reports = _prefill(strategy, context).collect()
+    reports = _prefill(strategy, context)
     assert [(token.row, token.token_id, token.error) for token in reports] == [
         (1, -1, "non_finite")
     ]

@@ -123,7 +123,7 @@ def check(promise: object, broken: str, *seen: object) -> None:
 @contextmanager
 def watching(runtime: LLMInferenceRuntime, shadow: Shadow) -> Iterator[None]:
     """Let a shadow see every arrangement, and every step before it runs."""
-    runner, seating = runtime._runner, runtime._seating
+    runner, context = runtime._runner, runtime._context
     prefill, decode = runner.execute_prefill_step, runner.execute_vanilla_decoding_step
     verify, commit = runner.execute_eagle_base_tree_decoding_step, runner.commit_path
 
@@ -151,5 +151,5 @@ def watching(runtime: LLMInferenceRuntime, shadow: Shadow) -> Iterator[None]:
             ("commit_path", committing),
         ):
             patches.enter_context(patch.object(runner, name, seen))
-        patches.enter_context(patch.object(seating, "owners", [*seating.owners, shadow]))
+        patches.enter_context(patch.object(context, "owners", [*context.owners, shadow]))
         yield

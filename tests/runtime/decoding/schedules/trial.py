@@ -22,7 +22,9 @@ class ViolationError(AssertionError):
 class JoiningRuntime(Protocol):
     """What a trial asks of a runtime."""
 
-    max_batch: int
+    @property
+    def max_batch(self) -> int:
+        """The most rows that run together."""
 
     @property
     def free(self) -> int:

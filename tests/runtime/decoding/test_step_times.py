@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.decoding.queue_time import QueueTime
+from runtime.decoding.step_times import QueueTime
 
 
 def step_times(
