@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cpu.cpu_device import CpuDevice
+from runtime.device.device import BatchSampler, SamplerBuffers
 from runtime.tensors.tensor import Tensor
 
 _PARTS = {
@@ -107,3 +108,8 @@ class MeasuringDevice(CpuDevice):
     def constants(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
         """Count each of many."""
         return {name: self.constant(name, array) for name, array in arrays.items()}
+
+    def batch_sampler(self, _buffers: SamplerBuffers) -> BatchSampler:
+        """One that does nothing: on the CPU a sampler has no memory of the device's."""
+        sampler: BatchSampler = inert()
+        return sampler
