@@ -263,10 +263,7 @@ class LLMInferenceRuntime:
         self._runner.load_lora_weights(name, source)
 
     def load_adapters(self, folder: Path) -> dict[str, HearthError]:
-        """Load all adapters of a folder by their names; those that cannot be served, and why.
-
-        Raises `invalid_value` where the folder cannot be read.
-        """
+        """Load all adapters of a folder; those that cannot be served, and why; `invalid_value`."""
         return load_all(folder, self.load_adapter)
 
     def unload_adapter(self, name: str) -> None:
@@ -575,12 +572,12 @@ class LLMInferenceRuntime:
 
         Rows that leave can wait until their last tokens are handed over.
         """
-        started = time.monotonic()
         try:
             if self._device.steps_ahead and self._context.stays and self._next() == "verify":
                 self._in_flight.append(speculation.verify_step(self._context))
         except Exception as error:  # noqa: BLE001 - what was collected is told first
-            self._in_flight.append(InFlightStep("verify", rows, None, started, 0.0, error=error))
+            failed = InFlightStep("verify", rows, None, time.monotonic(), 0.0, error=error)
+            self._in_flight.append(failed)
 
     def _drop_verify(self) -> None:
         """End a verify step whose rows have all left: nobody knows when it did, so nothing counts.
