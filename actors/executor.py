@@ -40,7 +40,7 @@ from actors.supervisor_messages import (
     ExecutorMetrics,
     SupervisorMessage,
 )
-from runtime.decoding.batch_runtime import BatchRuntime
+from runtime.decoding.batch_runtime import BatchRuntime, StepResult
 from runtime.errors import HearthError
 
 SEND_TIMEOUT_S = 10.0
@@ -153,23 +153,33 @@ class ExecutorActor:
                 self._read_offers()
                 if self._stopping:
                     break
-                if self._released:
-                    self._give_back()
-                if self._retiring:
-                    self._return_offered()
-                    if not self._runtime.active:
-                        return
-                elif self._ask is not None and self._doubts.due(time.monotonic()):
-                    self._ask_again(self._ask)
-                elif self._offered:
-                    self._place()
+                self._change_rows()
+                if self._retiring and not self._runtime.active:
+                    return
                 if self._runtime.active:
-                    self._advance()
+                    # Here, not below: a step is as few frames deep as it can be.
+                    try:
+                        result = self._runtime.step()
+                    except Exception as error:  # noqa: BLE001 - their requests are answered
+                        self._fail_all(error)
+                    else:
+                        self._tell_step(result)
                 elif not self._offered:
                     wait_any([self._inbox, self._control], PROGRESS_S)
             self._log_failures()
             # No row goes on elsewhere.
             self._tell_failed([*self._rows, *(one.rid for one in self._offered)], _SHUTTING_DOWN)
+
+    def _change_rows(self) -> None:
+        """Give rows back, and let others take places, as far as that is due."""
+        if self._released:
+            self._give_back()
+        if self._retiring:
+            self._return_offered()
+        elif self._ask is not None and self._doubts.due(time.monotonic()):
+            self._ask_again(self._ask)
+        elif self._offered:
+            self._place()
 
     def _await_offer(self) -> None:
         """While a queued step runs and places are free: whoever comes now waits for no other."""
@@ -349,14 +359,14 @@ class ExecutorActor:
         self._tell_failed([*running, *waiting], gone)
         self._adapters.unload(name)
 
-    def _advance(self) -> None:
-        try:
-            result = self._runtime.step()
-        except Exception as error:  # noqa: BLE001 - their requests are answered
-            if numbers := self._tower.numbers:
-                self._tell(self._tower.failed(numbers, _as_failure(error)))
-            self._fail(list(self._rows), error)
-            return
+    def _fail_all(self, error: Exception) -> None:
+        """Answer all rows and pictures: a step has failed."""
+        if numbers := self._tower.numbers:
+            self._tell(self._tower.failed(numbers, _as_failure(error)))
+        self._fail(list(self._rows), error)
+
+    def _tell_step(self, result: StepResult) -> None:
+        """Take note of what a step gave, and tell of it."""
         for told in self._tower.ended(result.pictures):
             self._tell(told)
         placed = len(self._rows)

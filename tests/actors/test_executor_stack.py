@@ -17,7 +17,7 @@ from tests.references import reference_folder
 from tools.hops import Call, frames_from_loop
 
 
-def test_a_step_is_seven_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_six_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_model(reference_folder("qwen3"), tmp_path / "engine", ExportOptions())
     options = RuntimeOptions(speculation=SpeculationOptions(method="lookup", adaptive=False))
     runtime = LLMInferenceRuntime.open(tmp_path / "engine", options)
@@ -45,6 +45,6 @@ def test_a_step_is_seven_frames_deep(tmp_path: Path, monkeypatch: pytest.MonkeyP
         found = [stack for stack in stacks if any(call.function == step for call in stack)]
         assert found
         for stack in found:
-            assert len(stack) <= 7
+            assert len(stack) <= 6
             assert len({call.file for call in stack}) <= 6
     runtime.close()
