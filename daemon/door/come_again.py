@@ -4,6 +4,7 @@ from bisect import bisect_right, insort
 from collections import Counter, deque
 
 from actors.settings import PolicySettings, Reloadable
+from runtime.ewma import Ewma
 
 LEAST_S = 0.05
 MOST_S = 60.0
@@ -67,7 +68,7 @@ class ComeAgain:
         # When each is told to come, and who.
         self._tickets: list[tuple[float, int]] = []
         self._held: Counter[int] = Counter()
-        self._share_that_comes = 1.0
+        self._share_that_comes = Ewma(1 / _MEMORY, 1.0)
         # When the last was told to come that had come as told before.
         self._second = 0.0
         # When the last request of a client was told to come that has too many open.
@@ -166,7 +167,7 @@ class ComeAgain:
         else:
             # Where many do not come as told, more are told to.
             last = self._tickets[-1][0] if self._tickets else 0.0
-            last += _APART * each * self._share_that_comes
+            last += _APART * each * self._share_that_comes.value
             at = min(max(last, begins + ahead * each), begins + MOST_S)
         insort(self._tickets, (at, client))
         self._held[client] += 1
@@ -176,7 +177,7 @@ class ComeAgain:
         return self._tickets[: bisect_right(self._tickets, (now + LEAST_S, 1 << 62))]
 
     def _note(self, ticket: tuple[float, int], *, came: bool) -> None:
-        self._share_that_comes += (came - self._share_that_comes) / _MEMORY
+        self._share_that_comes.add(came)
         self._remove(ticket)
 
     def _remove(self, ticket: tuple[float, int]) -> None:
