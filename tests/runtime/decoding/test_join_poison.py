@@ -175,7 +175,7 @@ def test_a_padded_step_writes_nothing_that_a_joiner_reads(house: House, prompt: 
         house.until(numbers[-1], 2)
         numbers += house.admit(joiner)
         house.drain()
-        newest.array[...] = 0
+        newest[...] = 0
         if trees is not None:
             trees.ids.array[...] = 0
     assert poisoned_steps > 0
