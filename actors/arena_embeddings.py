@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from actors.arena import Arena
 from runtime.config import LLMEngineRunnerConfig
 from runtime.images import EmbeddedImage
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 
 
 class ArenaEmbeddings:

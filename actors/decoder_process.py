@@ -10,8 +10,8 @@ import numpy as np
 from actors.arena import Arena
 from actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
 from actors.decoder_loop import serve, settle
-from runtime.pictures.decoding import decode
-from runtime.pictures.patches import patch
+from runtime.image_processing.decoding import decode
+from runtime.image_processing.patches import patch
 
 
 class PatchMaker:

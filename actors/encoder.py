@@ -23,7 +23,7 @@ from actors.picture_decoder import PictureDecoder
 from actors.supervisor_messages import ActorProgress, SupervisorMessage
 from actors.tower_memory import TowerMemory
 from runtime.errors import HearthError
-from runtime.vision.calls import Call, plan_calls, sharing
+from runtime.vision.tower_inputs import Call, plan_calls, sharing
 from runtime.vision.vision_runner import Patches, VisionRunner
 
 SEND_TIMEOUT_S = 10.0

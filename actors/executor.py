@@ -40,8 +40,8 @@ from actors.supervisor_messages import (
     ExecutorMetrics,
     SupervisorMessage,
 )
-from runtime.decoding.batch_runtime import BatchRuntime, StepResult
 from runtime.errors import HearthError
+from runtime.generation.batch_runtime import BatchRuntime, StepResult
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer may be behind before the executor gives up."""

@@ -8,8 +8,8 @@ import structlog
 from actors.executor_messages import LoadAdapter
 from actors.mailbox import MailboxFull, Sender
 from actors.supervisor_messages import AdapterAnswer, SupervisorMessage
-from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
+from runtime.generation.batch_runtime import BatchRuntime
 
 _log = structlog.get_logger("executor")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from actors.encoder_messages import RunTower, TowerFailed, TowerRan
 from actors.tower_memory import TowerMemory
-from runtime.decoding.tower_turns import TowerResult, TowerWork
 from runtime.errors import HearthError
+from runtime.generation.tower_turns import TowerResult, TowerWork
 
 
 class ExecutorTower:

@@ -19,8 +19,8 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.engine_folder import check_identity, verify_folder
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.tower_answer import check_tower_answer
 from runtime.undo import undoing
-from runtime.vision.answer_check import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 

@@ -20,13 +20,13 @@ from actors.roles import ExecutorSettings, Host, ReadyActor
 from actors.supervisor_messages import ActorLoading
 from actors.tower_memory import TowerMemory
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import check_identity
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.loading import Stage, Told, nobody
 from runtime.request import RequestOptions, RowRequest
+from runtime.tower_answer import check_tower_answer
 from runtime.undo import undoing
-from runtime.vision.answer_check import check_tower_answer
 from runtime.vision_config import VISION_FOLDER
 from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from actors.messages import RequestRound, Step
-from runtime.decoding.batch_runtime import StepResult
+from runtime.generation.batch_runtime import StepResult
 
 
 @dataclass(slots=True)

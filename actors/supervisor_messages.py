@@ -4,12 +4,12 @@ import msgspec
 
 from actors.actor_message import ActorMessage
 from actors.messages import ExecutorLimits
-from runtime.decoding.metrics import StageMetrics
-from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
+from runtime.generation.step_times import StageMetrics
+from runtime.kv_cache.prefix_cache import PrefixMetrics
 from runtime.loading import Stage
-from runtime.prefix.metrics import PrefixMetrics
-from runtime.steps.image_merge import MultimodalMetrics
+from runtime.runner.image_merge import MultimodalMetrics
+from runtime.speculation.policy import EagleGenerationMetrics
 
 
 class ActorHello(ActorMessage, tag="actor_hello"):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from actors.arena import Arena
 from runtime.images import ImageLayout, Slot
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from runtime.vision_config import VisionConfig
 
 

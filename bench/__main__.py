@@ -1,7 +1,47 @@
 """`python -m bench` is `hearth bench`."""
 
-from bench.commands import bench
+from daemon.cli import LazyCommand, LazyGroup
 from daemon.cli.errors import run_and_exit
+
+_COMMANDS = {
+    "decode": LazyCommand(
+        "bench.decode.command:decode", "Decode speed beside the peers and the memory floor."
+    ),
+    "overhead": LazyCommand(
+        "bench.overhead:overhead", "What the daemon adds to the in-process loop."
+    ),
+    "load": LazyCommand("bench.load:load", "Many clients; every token is checked."),
+    "memory": LazyCommand("bench.memory:memory", "Memory by part, predicted against measured."),
+    "spec": LazyCommand(
+        "bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
+    ),
+    "prefix": LazyCommand(
+        "bench.prefix.command:prefix",
+        "Prompts that begin alike, with the prefix cache and without.",
+    ),
+    "lora": LazyCommand(
+        "bench.lora:lora", "Steps with adapters and without, and switches between them."
+    ),
+    "vision": LazyCommand("bench.vision.command:vision", "Pictures by stage, beside transformers."),
+}
+
+# For one version; what they did needs the repository.
+_MOVED = {name: f"make system ROW={name}" for name in ("faults", "overload", "soak")} | {
+    name: f"python -m tools.{name}" for name in ("widths", "graphs")
+}
+
+bench = LazyGroup(
+    name="bench",
+    commands_by_name=_COMMANDS,
+    elsewhere={
+        name: f"it is `{command}` in the repository now" for name, command in _MOVED.items()
+    },
+    help="Measure this machine.\n\nEvery command prints a table, or with --json one object on the "
+    "last line of standard output; progress goes to standard error.",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+"""`hearth bench`: speed, overhead, correctness under load, memory."""
+
 
 if __name__ == "__main__":
     run_and_exit(lambda: bench.main(prog_name="hearth bench", standalone_mode=False))

@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import RequestOptions, RowRequest, RowToken
 
 

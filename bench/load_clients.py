@@ -17,9 +17,9 @@ from hearth_client import AsyncClient, HearthClientError
 
 from bench.child_process import ParentProcess
 from bench.toy_daemon import connected
-from runtime.adapters.simulated import simulated_shift
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.executor.simulated_engine import simulated_next_tokens
+from runtime.lora.adapter import simulated_shift
 from runtime.text import Tokenizer
 
 _LETTERS = string.ascii_letters + string.digits + " .,?"

@@ -32,13 +32,13 @@ from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from daemon.shipped import SOURCE
-from runtime.adapters.adapter import Adapter, LowRank, projection_shapes
-from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.files import cache_folder
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.lora.adapter import Adapter, LowRank, projection_shapes
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 
 MOST_SWITCH_MS = 1.0
 MOST_COST = 1.1

@@ -13,10 +13,10 @@ from bench.report import Record, log_folder, note, print_cases, publish, record_
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
-from runtime.decoding.predicted import predict_memory
 from runtime.device.cuda.context import open_context
 from runtime.errors import HearthError
+from runtime.generation.deployment import DeploymentConfig, load_deployment
+from runtime.generation.predicted import predict_memory
 
 RATIO_AIM = 0.05
 _TIMEOUT_S = 300.0

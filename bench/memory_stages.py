@@ -11,12 +11,12 @@ import numpy as np
 
 from bench.batches import rows_of, run_batch
 from bench.child_process import ParentProcess
-from runtime.decoding.assembly import assemble
-from runtime.decoding.deployment import load_deployment
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.generation.assembly import assemble
+from runtime.generation.deployment import load_deployment
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.images import ImageLayout
 from runtime.onnx_runtime import load_onnx_runtime
 from runtime.options import RuntimeOptions, SpeculationOptions

@@ -17,7 +17,7 @@ from bench.report import note, print_fields, publish
 from bench.toy_daemon import NO_REUSE, connected, given_or_toy, simulated_flags
 from daemon.cli.options import NumberRange, json_option
 from daemon.own_daemon import own_daemon
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions
 from runtime.text import Tokenizer

@@ -19,18 +19,17 @@ from bench.contenders.gguf_model import GGUFType, Named
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.engine_folder import write_config
 from runtime.export import ExportOptions
-from runtime.export.engine_config import engine_config
-from runtime.export.engine_files import record, write_rope
+from runtime.export.engine_files import engine_config, record, write_rope
 from runtime.export.external_weights import seal_own
 from runtime.export.kernels_export import HEAD, Part, write_kernel_weights
 from runtime.export.layout import EMBEDDING, expected_tensors
 from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.export.text_files import copy_text_files
-from runtime.fresh_files import fresh_folder
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.weights.layout import EMBEDDING as TABLE
-from runtime.weights.layout import write_layout
+from runtime.files import fresh_folder
+from runtime.tensors.tensor import numpy_dtype
 from runtime.weights.quantised import pack, round_weights
+from runtime.weights.weights_file import EMBEDDING as TABLE
+from runtime.weights.weights_file import write_layout
 
 Array = NDArray[Any]
 POOL = 1 << 22

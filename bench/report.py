@@ -14,8 +14,8 @@ import msgspec
 from rich.table import Table
 
 from daemon.cli.console import out
-from runtime.cache_folder import cache_folder
 from runtime.errors import HearthError
+from runtime.files import cache_folder
 
 COMMIT_VARIABLE = "BENCH_COMMIT"
 _GIT = ("git", "rev-parse", "--short=12", "HEAD")

@@ -14,22 +14,21 @@ from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from daemon.kernel_cache import KernelCache, kernel_cache
 from daemon.sight import most_tokens
 from runtime.config import PlanRecord
-from runtime.decoding.answer_check import AnswerReport
-from runtime.decoding.assembly import share_context_memory
-from runtime.decoding.budget import Budget, budgets_of, fit_deployment
-from runtime.decoding.deployment import DeploymentConfig, load_engines
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.threads import physical_cores
+from runtime.executor.onnx_engine import physical_cores
+from runtime.generation.answer_check import AnswerReport
+from runtime.generation.assembly import share_context_memory
+from runtime.generation.budget import Budget, budgets_of, fit_deployment
+from runtime.generation.deployment import DeploymentConfig, load_engines
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.image_processing.sizes import layout_of
 from runtime.images import Picture
 from runtime.memory.system import available_memory
-from runtime.pictures.sizes import layout_of
 from runtime.tensors.profiles import Selector
-from runtime.tower_answer import TowerReport
-from runtime.vision.answer_check import check_tower_answer
+from runtime.tower_answer import TowerReport, check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
 from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of

@@ -12,11 +12,11 @@ from daemon.configuration.places import adapters_folder
 from daemon.configuration.settings import Settings
 from daemon.shipped import engine_folder, same_engine
 from daemon.supervision.file_watch import WatchedFile
-from runtime.cache_folder import cache_folder
 from runtime.config import config_file, load_config
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.engine_folder import DRAFT_FOLDER, engine_identity
 from runtime.errors import HearthError
+from runtime.files import cache_folder
+from runtime.generation.deployment import DeploymentConfig, load_deployment
 from runtime.options import RuntimeOptions
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, load_vision_config
 from runtime.weights.external_weight_manager import ExternalWeightManager

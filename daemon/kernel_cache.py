@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import DeploymentConfig
 from runtime.device.cuda.compiler import (
     KernelCompiler,
     KernelConfig,
@@ -26,9 +24,11 @@ from runtime.device.cuda.gpu_facts import LARGEST, GpuFacts
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.executor.kernels.engine import compiler_threads, wanted_kernels
+from runtime.files import cache_folder
+from runtime.generation.deployment import DeploymentConfig
 from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
 from runtime.weights.external_weight_manager import ExternalWeightManager
-from runtime.weights.layout import load_layout
+from runtime.weights.weights_file import load_layout
 
 Progress = Callable[[str, int, int], None]
 # KiB of shared memory that a block may ask for, by compute capability; a KiB more is there in all

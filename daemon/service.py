@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
@@ -41,13 +41,13 @@ from actors.supervisor_messages import ActorReady, SupervisorMessage
 from actors.tokenizer import TokenizerActor, open_tokenizer
 from daemon.actor_plans import encoder_plan, executor_plan, executor_ready
 from daemon.adapters.keeper import open_adapters
-from daemon.configuration.settings import Settings
+from daemon.configuration.settings import SETTINGS, Settings, replaced
 from daemon.connections import StreamServer
 from daemon.control.messages import Reload, Reloaded, control_path
 from daemon.control.server import ControlServer
-from daemon.door.facts import DoorFacts, door_facts, within
 from daemon.door.front_door import FrontDoor
 from daemon.door.keys import keys_of
+from daemon.door.state import DoorFacts, door_facts, within
 from daemon.engine_settings import (
     check_settings,
     deployment_of,
@@ -57,17 +57,38 @@ from daemon.engine_settings import (
 )
 from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
 from daemon.life import Life
-from daemon.notify import notify, reloading, tell_state
-from daemon.observers import Observers
-from daemon.reload import change_to
+from daemon.observe.observers import Observers
 from daemon.sight import most_tokens, open_sight
 from daemon.signals import Asked, lose_patience
 from daemon.supervision.restart_policy import AnnounceHeld
 from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
-from daemon.watchdog import Watchdog, worst
+from daemon.watchdog import Watchdog, notify, reloading, tell_state, worst
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import check_identity
 from runtime.errors import HearthError
+
+
+class Change(NamedTuple):
+    """The settings that are to run, and in the settings' order the names of those that differ.
+
+    Those that need a restart are still as they were in `settings`.
+    """
+
+    settings: Settings
+    changed: list[str]
+    needs_restart: list[str]
+
+
+def change_to(running: Settings, read: Settings) -> Change:
+    """What becomes of the settings that run where others are read."""
+    differ = [one for one in SETTINGS.values() if one.of(running) != one.of(read)]
+    # Weights are made for an engine: those of the next one wait for it.
+    waits = "weights" if running.engine != read.engine else ""
+    taken = [one for one in differ if one.declared.reloads and one.name != waits]
+    settings = replaced(running, **{one.name: one.of(read) for one in taken})
+    changed = [one.name for one in taken]
+    return Change(settings, changed, [one.name for one in differ if one.name not in changed])
+
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup

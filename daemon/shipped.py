@@ -12,13 +12,13 @@ from msgspec import structs
 
 from daemon.configuration.settings import Settings
 from daemon.shipped_files import MODELS
-from runtime.cache_folder import cache_folder
 from runtime.config import CONFIG_FILE, ENGINE_FORMAT
-from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
+from runtime.files import cache_folder
+from runtime.generation.deployment import load_deployment
 from runtime.onnx_runtime import installed_version
 from runtime.options import RuntimeOptions
-from runtime.version import VERSION
+from runtime.packages import VERSION
 
 Progress = Callable[[str, int, int], None]
 SOURCE, DRAFT, VISION = MODELS["home"], MODELS["home-draft"], MODELS["home-vision"]

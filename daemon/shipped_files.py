@@ -2,6 +2,17 @@
 
 from pathlib import Path
 
+EXAMPLE_HOME = """You are Hearth, the assistant of this home.
+Devices:
+- desk lamp (light, office): off
+- ceiling light (light, kitchen): on
+- main thermostat (thermostat, hall): set to 19 degrees
+- window blind (blind, bedroom): open
+- front door (lock, hall): unlocked
+- kitchen speaker (speaker, kitchen): paused
+- robot vacuum (vacuum, hall): docked"""
+
+
 _ROOT = Path(__file__).parent.parent
 MODELS = {name: _ROOT / "models" / name for name in ("home", "home-vision", "home-draft")}
 ADAPTERS = {name: _ROOT / "models" / "home-adapters" / name for name in ("spoken", "careful")}

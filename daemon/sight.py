@@ -11,7 +11,7 @@ from actors.encodings import IN_FLIGHT, ImageArenas
 from actors.prompt_images import PromptImages
 from daemon.configuration.settings import Settings
 from runtime.config import LLMEngineRunnerConfig
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from runtime.text import Tokenizer
 from runtime.vision_config import VisionConfig, load_vision_config
 

@@ -19,7 +19,7 @@ from models.splits import Prompt, held_out
 from models.stream import Batch, padded
 from runtime.config import Quantization
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_files import engine_config
 from runtime.export.model_config import ModelConfig, load_model_config
 from runtime.export.options import ExportOptions
 from runtime.export.reference_pass import reference_logits

@@ -49,7 +49,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size in bytes and digest of one file of the engine folder (`runtime.file_digest`)."""
+    """Size in bytes and digest of one file of the engine folder (`runtime.files`)."""
 
     bytes: int
     sha256: str

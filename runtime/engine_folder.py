@@ -18,7 +18,7 @@ from runtime.config import (
     load_config,
 )
 from runtime.errors import HearthError
-from runtime.file_digest import has_digest, record_digest
+from runtime.files import has_digest, record_digest
 from runtime.vision_config import (
     VISION_CONFIG_FILE,
     VISION_FOLDER,

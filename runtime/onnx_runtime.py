@@ -6,8 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from runtime.errors import HearthError
-from runtime.packages import pip_install, pip_uninstall
-from runtime.version import version_numbers
+from runtime.packages import pip_install, pip_uninstall, version_numbers
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 _NATIVE_SINCE = (1, 24)

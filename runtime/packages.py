@@ -3,11 +3,18 @@
 `hearthd` itself is on no registry: a command that named it there would install a stranger's.
 """
 
+import re
 import shlex
 import sys
 from typing import Literal
 
-from runtime.version import VERSION
+VERSION = "0.1.0"
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Up to three numbers of a version: (10, 0, 0) of "10.0.0b6"; more count packages of it."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])
+
 
 Need = Literal[
     "onnxruntime",

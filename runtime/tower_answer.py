@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from runtime.engine_folder import ANSWER_FILE
 from runtime.errors import HearthError
 from runtime.images import ImageLayout
+from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VisionConfig
 
 MIXES = 8
@@ -121,3 +122,13 @@ def _scattered(count: int) -> NDArray[np.uint32]:
 def _corrupt() -> HearthError:
     name = f"visual/{ANSWER_FILE}"
     return HearthError("engine_corrupt", f"{name} cannot be read: export the model again", name)
+
+
+def check_tower_answer(runner: VisionRunner, folder: Path) -> TowerReport:
+    """Compare with the known answer in a folder `visual`.
+
+    Raises `wrong_answer` for the first output that is off, `engine_corrupt`, and what an encode
+    raises.
+    """
+    answer = load_tower_answer(folder, runner.config)
+    return answer.compare(runner.encode(answer_pictures(runner.config)))

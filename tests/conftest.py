@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.toy_daemon import toy_engine
-from daemon.cli.environment import keep_to_this_machine
+from daemon.cli.errors import keep_to_this_machine
 
 # Before any test loads a library.
 keep_to_this_machine(os.environ)

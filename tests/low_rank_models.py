@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 from runtime.config import LLMEngineRunnerConfig
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.rounded_weights import RoundedWeights
-from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.lora import lora_inputs
+from runtime.tensors.tensor import numpy_dtype
 
 Array = NDArray[Any]
 Adapter = dict[tuple[int, str], tuple[Array, Array]]

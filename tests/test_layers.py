@@ -24,7 +24,7 @@ UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}
 # Runs the code blocks of our own pages, which is what it is for.
 EXAMPLES = "tests.clients.test_examples"
 # A TensorRT builder may need another Python than ours: it is the one program that the runtime runs.
-BUILDER = "runtime.export.tensorrt.subprocess_builder"
+BUILDER = "runtime.export.tensorrt.plan"
 
 
 def files_of(room: str) -> list[SourceFile]:

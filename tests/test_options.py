@@ -24,8 +24,8 @@ OTHERS = {
         "daemon/door/finished.py",
         "daemon/door/requests.py",
     },
-    "cache": {"actors/executor.py", "daemon/door/requests.py", "runtime/decoding/seating.py"},
-    "speculation": {"runtime/decoding/deployment.py"},
+    "cache": {"actors/executor.py", "daemon/door/requests.py", "runtime/generation/seating.py"},
+    "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }
 # What the front door itself does with a request.

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.drafting.eagle import EagleProposer
 from runtime.errors import Code
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from runtime.speculation.eagle import EagleProposer
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import (
     build_registry_for_llm,

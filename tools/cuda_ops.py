@@ -13,7 +13,7 @@ from msgspec import structs
 from numpy.typing import DTypeLike, NDArray
 
 from bench.random_model import SHAPE_06B
-from runtime.arrangement import Arrangement, RowMove
+from runtime.batch import Arrangement, RowMove
 from runtime.device.cache_storage import CacheStorage
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.cuda.stream import CudaEvent

@@ -15,11 +15,11 @@ from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED, run_and_exit
 from daemon.cli.options import json_option
-from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.generation.step_times import StageMetrics
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
-from runtime.steps.engine_runner import PromptGraphs
+from runtime.runner.engine_runner import PromptGraphs
 from runtime.tensors.profiles import decode_batches
 
 HIT_RATE_AIM = 0.99

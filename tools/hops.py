@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from onnxruntime import InferenceSession
 
 from actors.executor import ExecutorActor
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import open_house

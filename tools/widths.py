@@ -28,16 +28,16 @@ from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED, run_and_exit
 from daemon.cli.options import json_option
 from daemon.gpu_facts import gpu_facts
-from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.assembly import assemble
-from runtime.decoding.deployment import DeploymentConfig, load_engines
 from runtime.device.open import open_device
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.files import cache_folder
+from runtime.generation.assembly import assemble
+from runtime.generation.deployment import DeploymentConfig, load_engines
 from runtime.loading import nobody
 from runtime.options import RuntimeOptions
-from runtime.steps.engine_runner import LLMEngineRunner
+from runtime.runner.engine_runner import LLMEngineRunner
 
 _FIELDS = "tokens ms over_step tokens_per_s vs_ort_cuda ort_cuda_ms step_ms dtype"
 _ENGINES: tuple[GPUEngine, ...] = ("kernels", "ort-cuda")

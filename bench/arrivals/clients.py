@@ -10,7 +10,7 @@ from time import monotonic
 import msgspec
 from hearth_client import AsyncClient, HearthClientError
 
-from bench.arrivals.workload import Ask
+from bench.arrivals.ideal import Ask
 from bench.toy_daemon import connected
 
 CONNECTIONS = 16

@@ -21,8 +21,15 @@ from bench.arrivals.figures import (
     full_house_rate,
     since,
 )
-from bench.arrivals.ideal import first_come, in_turn
-from bench.arrivals.workload import MAX_RANK, MEAN_REPLY, Workload, add_adapters, spread
+from bench.arrivals.ideal import (
+    MAX_RANK,
+    MEAN_REPLY,
+    Workload,
+    add_adapters,
+    first_come,
+    in_turn,
+    spread,
+)
 from bench.load_clients import simulated_stream
 from bench.report import Record, note, print_cases, publish
 from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags

@@ -7,8 +7,8 @@ from msgspec import structs
 
 from bench.batches import rows_of
 from bench.contenders.contender import Contender, Job
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions
 

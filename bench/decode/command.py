@@ -44,10 +44,10 @@ from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
 from daemon.gpu_facts import gpu_facts, serving_library
-from runtime.cache_folder import cache_folder
 from runtime.errors import HearthError
+from runtime.executor.onnx_engine import physical_cores
 from runtime.executor.simulated_engine import simulated_config
-from runtime.executor.threads import physical_cores
+from runtime.files import cache_folder
 
 Name = TypeVar("Name")
 _NONE = "none"

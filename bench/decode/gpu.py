@@ -37,9 +37,9 @@ from bench.decode.gpu_figures import (
 from bench.toy_daemon import connected
 from daemon.cli.errors import Failure
 from daemon.own_daemon import own_daemon
-from runtime.cache_folder import cache_folder
 from runtime.config import load_config
 from runtime.errors import HearthError
+from runtime.files import cache_folder
 from runtime.text import Tokenizer
 
 FLOOR = "read bandwidth"

@@ -1,11 +1,18 @@
 """The command `hearth bench prefix`."""
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import click
+import msgspec
+import numpy as np
+from msgspec import structs
 
+from bench.batches import BatchRun, rows_of, run_batch
 from bench.decode.cases import exported, random_source
 from bench.one_row import (
     Kind,
@@ -18,19 +25,230 @@ from bench.one_row import (
     quick_option,
     threads_option,
 )
-from bench.prefix.figures import LEAST_SAVED, PrefixFigures
-from bench.prefix.session import PrefixSession, room
 from bench.report import Record, note, print_cases, publish, record_option
+from bench.spec.contest import NEAR_TIE, divergence
 from daemon.cli.console import progress_bar
 from daemon.cli.errors import FAILED
 from daemon.cli.options import json_option
-from runtime.cache_folder import cache_folder
 from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.device.cpu.cpu_device import cpu_instructions
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, Progress
+from runtime.files import cache_folder
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.kv_cache.prefix_cache import PrefixMetrics, is_exact
 from runtime.memory.sizes import kv_cache_bytes
 from runtime.options import RuntimeOptions
+from runtime.request import CacheUse, RequestOptions, RowToken
+
+_INSTANT = 1e-9
+LEAST_SAVED = 0.9
+"""Of the time that the shared tokens take."""
+
+
+class Round(NamedTuple):
+    """Seconds until the first tokens of four prompts, and two replies.
+
+    One is new to the cache and fills it, one begins alike, then comes the same without the cache,
+    and what it has of its own alone. `reused` tokens of the second came from the cache; `reply` and
+    `reference` are those of the second and the third.
+    """
+
+    fill_s: float
+    with_s: float
+    without_s: float
+    own_s: float
+    reused: int
+    reply: Sequence[RowToken]
+    reference: Sequence[RowToken]
+
+
+class SharedFigures(msgspec.Struct, kw_only=True):
+    """So many shared tokens; medians of all rounds.
+
+    `saved_share` is of the time that the shared tokens take, `ttft_ratio` the time to the first
+    token over that without a cache, `fill_cost` the same of a prompt that was new. `equal` is the
+    share of replies that are the same: bit for bit where `exact`, else but for near-ties.
+    `largest_difference` is that of two log probabilities of one token behind equal ones.
+    """
+
+    without_ms: float
+    with_ms: float
+    own_ms: float
+    saved_share: float
+    ttft_ratio: float
+    fill_cost: float
+    reused: int
+    equal: float
+    largest_difference: float
+
+
+class PrefixFigures(msgspec.Struct, kw_only=True):
+    """An engine with a prefix cache; `saved_share` is the lowest of all numbers of shared tokens.
+
+    `bytes_per_token` are those that a token of the cache takes.
+    """
+
+    saved_share: float
+    ttft_ratio_1024: float | None
+    bytes_per_token: float
+    equal: float
+    exact: bool
+    shared: dict[str, SharedFigures]
+    dtype: str = ""
+
+    @property
+    def within_aim(self) -> bool:
+        """True where no reply differs and nine tenths of what is shared are saved."""
+        return self.equal == 1.0 and self.saved_share >= LEAST_SAVED
+
+
+def shared_figures(rounds: Sequence[Round], near_tie: float | None) -> SharedFigures:
+    """The figures of some rounds; without a `near_tie` replies are to be equal bit for bit."""
+    without, given, own, fill = (
+        median(times)
+        for times in zip(
+            *((one.without_s, one.with_s, one.own_s, one.fill_s) for one in rounds), strict=True
+        )
+    )
+    return SharedFigures(
+        without_ms=1000 * without,
+        with_ms=1000 * given,
+        own_ms=1000 * own,
+        saved_share=1 - (given - own) / max(without - own, _INSTANT),
+        ttft_ratio=given / without,
+        fill_cost=fill / without,
+        reused=min(one.reused for one in rounds),
+        equal=sum(_equal(one, near_tie) for one in rounds) / len(rounds),
+        largest_difference=max(_difference(one) for one in rounds),
+    )
+
+
+def prefix_figures(
+    shared: Mapping[int, SharedFigures], bytes_per_token: float, *, exact: bool
+) -> PrefixFigures:
+    """The figures of all numbers of shared tokens."""
+    long = shared.get(1024)
+    return PrefixFigures(
+        saved_share=min(one.saved_share for one in shared.values()),
+        ttft_ratio_1024=None if long is None else long.ttft_ratio,
+        bytes_per_token=bytes_per_token,
+        equal=min(one.equal for one in shared.values()),
+        exact=exact,
+        shared={str(tokens): one for tokens, one in shared.items()},
+    )
+
+
+def _equal(one: Round, near_tie: float | None) -> bool:
+    parted = divergence(0, one.reply, one.reference)
+    if near_tie is not None:
+        return parted is None or parted.gap < near_tie
+    return parted is None and _difference(one) == 0.0
+
+
+def _difference(one: Round) -> float:
+    """Up to the first token that differs, and without it: nothing behind it can be compared."""
+    largest = 0.0
+    for ours, other in zip(one.reply, one.reference, strict=False):
+        if ours.token_id != other.token_id:
+            break
+        largest = max(largest, abs((ours.logprob or 0.0) - (other.logprob or 0.0)))
+    return largest
+
+
+OWN_TOKENS = 32
+"""Tokens of each prompt behind the shared ones."""
+REPLY_TOKENS = 16
+_PAGE = 32
+_LONG, _MORE = 1024, 4
+_ALTERNATIVES = 8
+
+Tick = Callable[[int, int], None]
+
+
+def room(shared: int) -> int:
+    """Tokens of capacity that so many shared ones take."""
+    return shared + OWN_TOKENS + REPLY_TOKENS
+
+
+class PrefixSession:
+    """Measures a runtime that has a prefix cache, one row at a time.
+
+    `seed` chooses the tokens. Raises `internal` where nothing of a prompt was kept.
+    """
+
+    def __init__(self, runtime: LLMInferenceRuntime, seed: int = 1) -> None:
+        self._runtime = runtime
+        self._random = np.random.default_rng(seed)
+        config = runtime.config
+        self._words = [
+            token for token in range(config.vocab_size) if token not in config.eos_token_ids
+        ]
+        self._exact = is_exact(config, cpu_instructions())
+
+    def figures(self, shared: Sequence[int], rounds: int, tick: Tick) -> PrefixFigures:
+        """The figures of these numbers of shared tokens."""
+        bytes_per_token = self._bytes_per_token()
+        found: dict[int, SharedFigures] = {}
+        near_tie = None if self._exact else NEAR_TIE[self._runtime.config.dtype]
+        # What takes little time is measured more often.
+        repeats = {tokens: rounds * max(1, min(_MORE, _LONG // tokens)) for tokens in shared}
+        done = 0
+        for tokens, count in repeats.items():
+            taken: list[Round] = []
+            for _ in range(count):
+                taken.append(self._round(tokens))
+                tick(done := done + 1, sum(repeats.values()))
+            found[tokens] = shared_figures(taken, near_tie)
+        figures = prefix_figures(found, bytes_per_token, exact=self._exact)
+        return structs.replace(figures, dtype=self._runtime.config.dtype)
+
+    def _bytes_per_token(self) -> float:
+        """By a prompt of whole pages, the first that an empty cache sees."""
+        tokens = 8 * _PAGE
+        self._run(self._tokens(tokens), "use", reply=1)
+        # Whoever looks up next sees what has been saved.
+        self._run(self._tokens(_PAGE), "bypass", reply=1)
+        held = sum(self._metrics.bytes.values())
+        if not held:
+            raise HearthError("internal", "the prefix cache has kept nothing of a prompt")
+        return held / tokens
+
+    def _round(self, shared: int) -> Round:
+        """The same work with and without, one after the other."""
+        beginning, own = self._tokens(shared), self._tokens(OWN_TOKENS)
+        fill = self._run([*beginning, *self._tokens(OWN_TOKENS)], "use", reply=1)
+        before = self._metrics.reused
+        given = self._run([*beginning, *own], "use")
+        reused = self._metrics.reused - before
+        without = self._run([*beginning, *own], "bypass")
+        alone = self._run(own, "bypass")
+        return Round(
+            fill_s=fill.prefill_s,
+            with_s=given.prefill_s,
+            without_s=without.prefill_s,
+            own_s=alone.prefill_s,
+            reused=reused,
+            reply=given.rows[0],
+            reference=without.rows[0],
+        )
+
+    @property
+    def _metrics(self) -> PrefixMetrics:
+        if (metrics := self._runtime.prefix_metrics) is None:
+            raise HearthError("internal", "the runtime has no prefix cache")
+        return metrics
+
+    def _run(self, prompt: list[int], cache: CacheUse, reply: int = REPLY_TOKENS) -> BatchRun:
+        options = RequestOptions(
+            max_tokens=reply, ignore_eos=True, logprobs=_ALTERNATIVES, cache=cache
+        )
+        return run_batch(self._runtime, rows_of([prompt], options))
+
+    def _tokens(self, count: int) -> list[int]:
+        places = self._random.integers(0, len(self._words), count)
+        return [self._words[place] for place in places]
+
 
 SHARED = (64, 256, 1024, 4096)
 QUICK = (64, 256)

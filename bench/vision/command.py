@@ -14,11 +14,11 @@ from daemon.cli.console import progress_bar
 from daemon.cli.options import json_option
 from daemon.gpu_facts import gpu_facts
 from daemon.shipped import VISION
-from runtime.cache_folder import cache_folder
 from runtime.config import CONFIG_FILE
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
 from runtime.export.options import TargetType
+from runtime.files import cache_folder
 
 _EXAM = 50
 _FIELDS = (

@@ -43,7 +43,7 @@ from daemon.door.finished import FinishedRequest
 from daemon.own_daemon import OwnDaemon, own_daemon
 from daemon.shipped import VISION
 from runtime.errors import HearthError
-from runtime.executor.threads import physical_cores
+from runtime.executor.onnx_engine import physical_cores
 
 _MIDDLE = SIZES[1]
 _EXAM, _EXAM_S = "models.evaluate_vision", 120.0

@@ -10,9 +10,9 @@ import msgspec
 from bench.batches import rows_of, run_batch
 from bench.vision.asking import QUESTION
 from daemon.cli.image_files import encode_files
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.image_processing.local_embeddings import LocalEmbeddings
 from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.request import RequestOptions, RowRequest
 from runtime.text import Tokenizer
 

@@ -1,10 +1,77 @@
-from typing import NoReturn
+"""A command group that imports a command only when it is used, so that `--help` is quick."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from daemon.cli.errors import run_and_exit
-from daemon.cli.lazy import LazyCommand, LazyGroup
-from runtime.version import VERSION
+from daemon.cli.errors import USAGE, run_and_exit
+from daemon.configuration.words import nearest
+from runtime.packages import VERSION
+
+
+class LazyCommand(NamedTuple):
+    """Where a command lies (`module:name`) and its one line in the group's help."""
+
+    target: str
+    summary: str
+
+
+class LazyGroup(click.Group):
+    """A group of `LazyCommand`s, listed in the order given.
+
+    `elsewhere` says what does here what other tools have a command for, by its name there.
+    """
+
+    def __init__(
+        self,
+        *,
+        commands_by_name: Mapping[str, LazyCommand],
+        elsewhere: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._lazy = commands_by_name
+        self._elsewhere = elsewhere or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does; where no command is named the help goes to standard error."""
+        if not args:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(USAGE)
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The names of all commands."""
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import and return a command; None when there is no such name."""
+        if cmd_name not in self._lazy:
+            return None
+        module, _, name = self._lazy[cmd_name].target.partition(":")
+        command = getattr(import_module(module), name)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{self._lazy[cmd_name].target} is not a command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest name in the message about an unknown one."""
+        name = args[0]
+        if name not in self._lazy and not name.startswith("-"):
+            known = self._elsewhere.get(name)
+            hint = f": {known}" if known else nearest(name, self._lazy)
+            raise click.UsageError(f"there is no command {name!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """List the commands from the table, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, lazy.summary) for name, lazy in self._lazy.items()])
+
 
 _COMMANDS = {
     "serve": LazyCommand("daemon.cli.serve:serve", "Run the daemon."),
@@ -15,7 +82,7 @@ _COMMANDS = {
     "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
     "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
     "metrics": LazyCommand("daemon.cli.metrics:metrics", "Print what a running daemon counts."),
-    "top": LazyCommand("daemon.top.command:top", "Show live what a daemon does, end requests."),
+    "top": LazyCommand("daemon.cli.top.command:top", "Show live what a daemon does, end requests."),
     "trace": LazyCommand("daemon.cli.trace:trace", "Show where a request spent its time."),
     "install": LazyCommand("daemon.cli.install:install", "Make Hearth a service of systemd."),
     "uninstall": LazyCommand("daemon.cli.install:uninstall", "Take the service away again."),
@@ -23,7 +90,7 @@ _COMMANDS = {
     "adapter": LazyCommand("daemon.cli.adapter:adapter", "Add and remove a daemon's adapters."),
     "keys": LazyCommand("daemon.cli.keys:keys", "Keep the keys of clients that come by TCP."),
     "demo": LazyCommand("daemon.demo.show:demo", "Start, ask two questions at once, stop."),
-    "bench": LazyCommand("bench.commands:bench", "Measure speed and memory here."),
+    "bench": LazyCommand("bench.__main__:bench", "Measure speed and memory here."),
 }
 
 _ELSEWHERE = {

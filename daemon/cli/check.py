@@ -30,9 +30,9 @@ from daemon.kernel_cache import (
 )
 from daemon.shipped import engine_folder, wants_kernels
 from runtime.config import load_config
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.manifest import RTX_GPUS, built_by
+from runtime.generation.deployment import DeploymentConfig, load_deployment
 
 
 @click.command()

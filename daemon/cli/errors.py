@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -12,8 +12,17 @@ from typing import NoReturn
 import click
 
 from actors.journal import PRIORITIES, leads_to_journald
-from daemon.cli.environment import keep_to_this_machine
 from runtime.errors import HearthError
+
+
+def keep_to_this_machine(environ: MutableMapping[str, str]) -> None:
+    """Have ONNX Runtime report nothing about this machine, unless the operator decided otherwise.
+
+    Its official builds keep an identifier in the user's cache folder and send events to their
+    maker. They read the variable once, when they are loaded; other processes inherit it.
+    """
+    environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 
 FAILED = 1
 USAGE = 2

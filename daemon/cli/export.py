@@ -1,3 +1,5 @@
+"""The options of `hearth export` that only a TensorRT plan has."""
+
 from __future__ import annotations
 
 import shlex
@@ -12,15 +14,130 @@ import msgspec
 from rich.markup import escape
 
 from daemon.cli.console import err, progress_bar, size
-from daemon.cli.draft_options import draft_options, take_draft
 from daemon.cli.errors import wrong_usage
-from daemon.cli.options import json_option, with_options
-from daemon.cli.plan_options import plan_options, take_plan
+from daemon.cli.options import json_option, refuse_without, with_options
 from daemon.shipped_files import shipped_model
 from runtime.config import Drift, LLMEngineRunnerConfig
 from runtime.engine_folder import TEMPLATE_FILE
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.manifest import built_by
+from runtime.files import cache_folder
+
+_PLAN_OPTIONS: dict[str, tuple[Any, str]] = {
+    "builder": (
+        click.Choice(["tensorrt", "tensorrt_rtx"]),
+        "Which TensorRT builds the plan.  [tensorrt if that is there, else tensorrt_rtx]",
+    ),
+    "builder_python": (str, "Python that has this TensorRT, if it is another one than Hearth's."),
+    "version_compatible": (bool, "Let later versions of TensorRT run the plan too."),
+    "workspace_mib": (
+        click.IntRange(min=0),
+        "Most memory that one layer may use while it runs; 0 for no limit.  [0]",
+    ),
+    "optimization_level": (
+        click.IntRange(0, 5),
+        "How long the builder looks for fast kernels.  [its own choice]",
+    ),
+    "kv_cache_dtype": (
+        click.Choice(["auto", "float32"]),
+        (
+            "float32 keeps caches wider than a type of 16 bits.  [auto: --dtype, and float32 for "
+            "TensorRT 8.6, which widens them in every step]"
+        ),
+    ),
+    "timing_cache": (
+        click.Path(path_type=Path, dir_okay=False),
+        "File that keeps measured times from one build to the next.  [in the cache folder]",
+    ),
+}
+plan_options = with_options(_PLAN_OPTIONS)
+"""Adds the options to a command."""
+
+
+def take_plan(options: dict[str, Any]) -> Any:
+    """Remove the plan's options from `options`; the `PlanOptions`, or None without a plan.
+
+    Raises `click.UsageError` naming an option that was given without a plan.
+    """
+    from runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
+
+    given = {name: options.pop(name) for name in _PLAN_OPTIONS}
+    if options["backend"] != "tensorrt":
+        refuse_without("--backend tensorrt", given)
+        return None
+    return PlanOptions(
+        builder=given["builder"] or "auto",
+        python=given["builder_python"] or sys.executable,
+        version_compatible=bool(given["version_compatible"]),
+        workspace_bytes=(given["workspace_mib"] or 0) << 20,
+        optimization_level=given["optimization_level"],
+        kv_cache_dtype=given["kv_cache_dtype"] or "auto",
+        timing_cache=given["timing_cache"] or cache_folder() / "tensorrt-timing.cache",
+    )
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them; raises BadParameter for anything else."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of numbers like 1,2,3") from None
+
+
+_DRAFT_OPTIONS: dict[str, tuple[Any, str]] = {
+    "draft": (
+        click.Path(path_type=Path),
+        "Hugging Face folder of an EAGLE-3 draft for this model, to speculate with.",
+    ),
+    "eagle_layers": (
+        numbers,
+        (
+            "Layers of the model whose inputs the draft reads, with commas between them.  [as the "
+            "draft says; else 2, half of them, and the third from the end]"
+        ),
+    ),
+    "max_verify_tree_size": (
+        click.IntRange(min=0),
+        (
+            "Most nodes of a token tree that are verified in one step; 0 for 60, or the capacity "
+            "where that is less.  [0]"
+        ),
+    ),
+    "max_draft_tree_size": (
+        click.IntRange(min=0),
+        "Most slots of a draft's proposal, its tokens a node times its levels; 0 as above.  [0]",
+    ),
+    "drafting_top_k": (
+        click.IntRange(min=1),
+        "Tokens that a TensorRT plan proposes after a node.  [10]",
+    ),
+    "drafting_step": (
+        click.IntRange(min=1),
+        "Levels of the trees that a TensorRT plan proposes.  [6]",
+    ),
+    "verify": (
+        click.Choice(["auto", "trees", "chains"]),
+        "Shape of the proposals of an engine of ONNX Runtime; auto takes trees.  [auto]",
+    ),
+}
+draft_options = with_options(_DRAFT_OPTIONS)
+"""Adds the options to a command."""
+
+
+def take_draft(options: dict[str, Any]) -> Any:
+    """Remove the draft's options from `options`; the `DraftOptions`, or None without a draft.
+
+    Raises `click.UsageError` naming an option that was given without a draft.
+    """
+    from runtime.export import DraftOptions  # noqa: PLC0415 - slow import
+
+    given = {name: value for name in _DRAFT_OPTIONS if (value := options.pop(name)) is not None}
+    folder = given.pop("draft", None)
+    if folder is None:
+        refuse_without("--draft", given)
+        return None
+    return DraftOptions(folder=shipped_model(folder), **given)
+
 
 if TYPE_CHECKING:
     from runtime.vision_config import VisionConfig
@@ -185,7 +302,7 @@ def _warnings(folder: Path) -> Iterator[str]:
 
 def _smaller(tower: VisionConfig) -> str:
     """Above which size pictures are made smaller, and what would take larger ones."""
-    from runtime.pictures.sizes import largest_square  # noqa: PLC0415 - slow import
+    from runtime.image_processing.sizes import largest_square  # noqa: PLC0415 - slow import
 
     side = largest_square(tower)
     said = f"pictures with more pixels than {side} x {side} are made smaller"

@@ -10,16 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import load_config
-from runtime.decoding.assembly import share_context_memory
 from runtime.device.open import open_device
 from runtime.engine_folder import verify_folder
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.generation.assembly import share_context_memory
+from runtime.image_processing.decoding import decode
+from runtime.image_processing.headers import read_header
+from runtime.image_processing.local_embeddings import LocalEmbeddings
+from runtime.image_processing.patches import patch
 from runtime.images import EmbeddedImage, ImageLayout, Slot
-from runtime.pictures.decoding import decode
-from runtime.pictures.headers import read_header
-from runtime.pictures.local_embeddings import LocalEmbeddings
-from runtime.pictures.patches import patch
 from runtime.text import Tokenizer
 from runtime.vision.prompt import Shown, Turn, encode_turns
 from runtime.vision.vision_runner import Patches, VisionRunner

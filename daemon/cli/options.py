@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from daemon.cli.errors import wrong_usage
-from daemon.configuration.load import check_flags, load_settings
-from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.load import OLD_NAMES, check_flags, load_settings
 from daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of
 from daemon.configuration.words import shown
 

@@ -1,12 +1,64 @@
+"""What the executor has done, as rows of a table."""
+
 import click
 import msgspec
-from hearth_client.protocol import StatusReport
+from hearth_client.protocol import (
+    ExecutorReport,
+    ImagesReport,
+    PrefixReport,
+    SpeculationReport,
+    StageReport,
+    StatusReport,
+)
 
 from daemon.cli.clients import connected
-from daemon.cli.console import out, table
-from daemon.cli.executor_rows import executor_rows
+from daemon.cli.console import out, size, table
 from daemon.cli.options import json_option, key_option, socket_option
 from daemon.life import words
+
+Row = tuple[str, str]
+
+
+def executor_rows(report: ExecutorReport) -> list[Row]:
+    """Names and values of each stage, and of prefix cache and speculation where there are some."""
+    rows = [("prefill", _stage(report.prefill)), ("generation", _stage(report.generation))]
+    if report.switches:
+        rows.append(("adapter", f"{report.adapter or 'none'}, {report.switches} switches"))
+    if report.images is not None:
+        rows.append(("images", _images(report.images)))
+    if report.prefix is not None:
+        rows.append(("prefix cache", _prefix(report.prefix)))
+    if report.speculation is not None:
+        rows += _speculation(report.speculation)
+    return rows
+
+
+def _stage(stage: StageReport) -> str:
+    speed = f", {stage.tokens / stage.seconds:.0f} tokens/s" if stage.seconds else ""
+    return f"{stage.tokens} tokens in {stage.steps} steps, {stage.seconds:.1f} s{speed}"
+
+
+def _images(report: ImagesReport) -> str:
+    merged = f"{report.images} as {report.tokens} tokens, merged in {report.merge_seconds:.1f} s"
+    encoded = f", {report.encoded} encoded in {report.encode_seconds:.1f} s"
+    return merged + (encoded if report.encoded else "")
+
+
+def _prefix(report: PrefixReport) -> str:
+    share = f" ({report.reused / report.queried:.0%})" if report.queried else ""
+    held = "".join(f", {tier} {size(count)}" for tier, count in report.bytes.items() if count)
+    return f"{report.reused} of {report.queried} tokens reused{share}{held}"
+
+
+def _speculation(report: SpeculationReport) -> list[Row]:
+    given = f"{report.accepted} tokens in {report.rounds} rounds, {report.drafted} drafted"
+    shares = (f"{count / report.rounds:.0%}" for count in report.accepted_by_position)
+    times = (report.draft_s, report.verify_s, report.commit_s)
+    return [
+        ("speculation", f"{given}, accept length {report.accept_length:.2f}"),
+        ("accepted by position", " ".join(shares)),
+        ("speculation time", "draft {:.1f} s, verify {:.1f} s, commit {:.1f} s".format(*times)),
+    ]
 
 
 @click.command()

@@ -2,23 +2,140 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
 import click
+import PIL.Image
 from hearth_client import Client, Image
 from hearth_client.errors import HearthClientError
+from rich.color import Color
+from rich.columns import Columns
 from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.style import Style
+from rich.text import Text
 
 from daemon.cli.console import out, printable, progress_bar
 from daemon.cli.errors import Failure
-from daemon.demo.picture import show_picture
-from daemon.demo.view import Reply, show
-from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import own_daemon
 from daemon.shipped import engine_folder, vision_engine_folder
+from daemon.shipped_files import EXAMPLE_HOME
+
+_COLUMNS = 48
+
+
+def half_blocks(path: Path, columns: int) -> Text:
+    """The picture so many columns wide: upper half blocks over backgrounds in 24 bit colours."""
+    with PIL.Image.open(path) as image:
+        rows = max(1, round(columns * image.height / image.width / 2))
+        small = image.convert("RGB").resize((columns, 2 * rows), PIL.Image.Resampling.BOX)
+    pixels = small.tobytes()
+    width = 3 * columns
+    text = Text()
+    for row in range(rows):
+        above = 2 * row * width
+        for at in range(above, above + width, 3):
+            upper = Color.from_rgb(*pixels[at : at + 3])
+            lower = Color.from_rgb(*pixels[at + width : at + width + 3])
+            text.append("▀", Style(color=upper, bgcolor=lower))
+        text.append("\n")
+    return text
+
+
+def show_picture(screen: Console, path: Path) -> None:
+    """Show it where there are colours to show it in, and name its file anywhere else."""
+    if screen.color_system is None:
+        screen.print(f"the picture is {path}", markup=False)
+    else:
+        screen.print(half_blocks(path, min(_COLUMNS, screen.width)), soft_wrap=True, end="")
+
+
+_REFRESH_S = 0.03
+_LINE = 48
+_COLOURS = ("cyan", "magenta", "yellow", "green")
+
+
+class Reply:
+    """One reply as it arrives; written by one thread and shown by another."""
+
+    def __init__(self, question: str) -> None:
+        self.question = question
+        self.text = ""
+        self.tokens = 0
+        self._began = time.monotonic()
+        self._first = 0.0
+        self._last = 0.0
+
+    def add(self, text: str, tokens: int) -> None:
+        """Take in one delta."""
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+        self.tokens += tokens
+        self.text += printable(text)
+
+    @property
+    def age_s(self) -> float:
+        """Seconds from the question to the newest delta."""
+        return max(0.0, self._last - self._began)
+
+    def figures(self) -> str:
+        """Time to the first token, and tokens per second after it."""
+        if not self._first:
+            return "waiting"
+        text = f"{self.tokens} tokens, first after {(self._first - self._began) * 1000:.0f} ms"
+        seconds = self._last - self._first
+        return f"{text}, {(self.tokens - 1) / seconds:.0f} tokens/s" if seconds > 0 else text
+
+
+def show(screen: Console, replies: Sequence[Reply], finished: Callable[[], bool]) -> None:
+    """Show the replies side by side until all are finished; line by line off a terminal."""
+    if screen.is_terminal:
+        _show_panels(screen, replies, finished)
+    else:
+        _show_lines(screen, replies, finished)
+
+
+def _show_panels(screen: Console, replies: Sequence[Reply], finished: Callable[[], bool]) -> None:
+    with Live(console=screen, auto_refresh=False) as live:
+        done = False
+        while not done:
+            done = finished()
+            width = max(24, screen.width // len(replies) - 1)
+            panels = [_panel(i, reply, width) for i, reply in enumerate(replies)]
+            live.update(Columns(panels), refresh=True)
+            time.sleep(_REFRESH_S)
+
+
+def _panel(index: int, reply: Reply, width: int) -> Panel:
+    return Panel(
+        Text.assemble((f"{reply.question}\n\n", "dim"), reply.text),
+        width=width,
+        border_style=_COLOURS[index % len(_COLOURS)],
+        subtitle=reply.figures(),
+        subtitle_align="left",
+    )
+
+
+def _show_lines(screen: Console, replies: Sequence[Reply], finished: Callable[[], bool]) -> None:
+    shown = [0] * len(replies)
+    done = False
+    for index, reply in enumerate(replies, 1):
+        screen.print(f"{index} asks: {reply.question}", markup=False)
+    while not done:
+        done = finished()
+        for index, reply in enumerate(replies):
+            part = reply.text[shown[index] :]
+            if len(part) >= _LINE or (done and part):
+                screen.print(f"{index + 1} {reply.age_s:6.3f} s  {part}", markup=False)
+                shown[index] += len(part)
+        time.sleep(_REFRESH_S)
+    for index, reply in enumerate(replies, 1):
+        screen.print(f"{index} done: {reply.figures()}", markup=False)
+
 
 QUESTIONS = ("good night", "list all devices")
 PICTURE = Path(__file__).with_name("scene.jpg")

@@ -2,10 +2,12 @@
 
 import ctypes
 import os
+import resource
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import structlog
@@ -17,12 +19,37 @@ from actors.settings import Reloadable
 from daemon.connections import LOOPBACK, listen_on_port
 from daemon.door.keys import Keys
 from daemon.door.local_socket import STRANGERS
-from daemon.door.process_bounds import Growth
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
 from daemon.door.turns import Turns
 from daemon.door.zap import DOMAIN, Zap
 from runtime.errors import HearthError
+
+
+def memory_of_process() -> int:
+    """Bytes in RAM of this process that are no file's; 0 where the system does not tell."""
+    try:
+        resident, shared = Path("/proc/self/statm").read_bytes().split()[1:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+class Growth:
+    """By how much a process has grown since the first look."""
+
+    def __init__(self, look: Callable[[], int] = memory_of_process) -> None:
+        self._look = look
+        self._start = look()
+
+    def exceeds(self, most: int) -> bool:
+        """Tell whether it is more than `most` bytes; 0 is no bound."""
+        return bool(most) and self._look() - self._start > most
+
+    def forgive(self) -> None:
+        """Count from what is in use now, if that is more: the process uses it again."""
+        self._start = max(self._start, self._look())
+
 
 _log = structlog.get_logger("hearth.door")
 _OLDEST = (4, 3, 3)

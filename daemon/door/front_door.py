@@ -1,5 +1,6 @@
 """The front door's I/O loop: clients on one side, actors on the other."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,7 @@ from actors.messages import (
 )
 from actors.settings import PolicySettings
 from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.bell import Bell
 from daemon.door.dispatch import Dispatch
-from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.keys import Keys
 from daemon.door.listener import open_listener
@@ -36,9 +35,43 @@ from daemon.door.sessions import Session, Sessions
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import open_sockets
-from daemon.door.state import DoorState
+from daemon.door.state import DoorFacts, DoorState
 from daemon.life import Life
 from runtime.errors import Code, HearthError
+
+
+class Bell:
+    """Rung by descriptors that are readable; for one task, which reads them all before it waits.
+
+    A descriptor that has not been read out rings on.
+    """
+
+    def __init__(self) -> None:
+        self._rung = anyio.Event()
+
+    def watch(self, *descriptors: int) -> None:
+        """Ring while one of them is readable."""
+        for descriptor in descriptors:
+            asyncio.get_running_loop().add_reader(descriptor, self.ring)
+
+    def unwatch(self, *descriptors: int) -> None:
+        """Ring no more for these, which are about to be closed."""
+        for descriptor in descriptors:
+            asyncio.get_running_loop().remove_reader(descriptor)
+
+    def ring(self) -> None:
+        """End the wait that goes on, or the next one."""
+        self._rung.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until it rings, `seconds` at most."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.ring)
+        try:
+            await self._rung.wait()
+        finally:
+            timer.cancel()
+        self._rung = anyio.Event()
+
 
 _log = structlog.get_logger("hearth.door")
 _SLICE_S = 0.002

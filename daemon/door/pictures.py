@@ -9,9 +9,9 @@ from actors.arena import Arena, slot_bytes
 from actors.image_work import ImageInput, Visual
 from daemon.door.wire import visuals_of
 from runtime.errors import HearthError
+from runtime.image_processing.headers import read_header
+from runtime.image_processing.raw_frames import PIXEL_BYTES, raw_size
 from runtime.images import Picture, Slot
-from runtime.pictures.headers import read_header
-from runtime.pictures.raw_frames import PIXEL_BYTES, raw_size
 
 Filling = Generator[None, None, list[Visual]]
 """Pictures on their way into the arena: one more with each step, at its end all visuals."""

@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable
 
 import anyio
+import msgspec
 from hearth_client import protocol
+from hearth_client.protocol import ExecutorReport
 
 from actors.messages import (
     Accepted,
@@ -17,12 +19,26 @@ from actors.messages import (
     RowDelta,
     SchedulerReport,
 )
+from actors.supervisor_messages import ExecutorMetrics
 from daemon.door import sessions
 from daemon.door import state as door_state
 from daemon.door.dispatch import OWN_REPORT, Dispatch
-from daemon.door.executor_report import executor_report
 from runtime.errors import CODES
 from runtime.request import RowToken
+
+
+def executor_report(metrics: ExecutorMetrics) -> ExecutorReport:
+    """The report of an executor, each figure by its name.
+
+    Speculation and images are told of where there were some.
+    """
+    report = msgspec.convert(metrics, ExecutorReport, from_attributes=True)
+    if not metrics.speculation.rounds:
+        report.speculation = None
+    if not (metrics.images.images or metrics.images.encoded):
+        report.images = None
+    return report
+
 
 _MAX_TEXT_BYTES = 7 << 20
 """Of a detokenized text: clients are told that no answer has more than 8 MiB."""

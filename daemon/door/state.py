@@ -5,16 +5,63 @@ import time
 from collections import Counter
 
 import anyio
+import msgspec
 from hearth_client.running_clock import RunningClock
+from msgspec import structs
 
 from actors.logs import request_id
-from actors.messages import SchedulerReport
+from actors.messages import ExecutorLimits, SchedulerReport
 from actors.settings import PolicySettings, Reloadable
 from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.facts import DoorFacts
 from daemon.door.pictures import Pictures
 from daemon.door.settings import DoorSettings
 from daemon.life import Life
+from runtime.config import LLMEngineRunnerConfig
+from runtime.packages import VERSION
+
+
+class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients are told of the service, and how many generations run together (`places`).
+
+    Lengths are in tokens. Requests may ask for one of `adapters`.
+    """
+
+    server: str
+    model: str = ""
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    places: int = 0
+    engine: dict[str, str | int | float] = {}
+    adapters: list[str] = []
+
+
+def within(config: LLMEngineRunnerConfig, limits: ExecutorLimits) -> LLMEngineRunnerConfig:
+    """The configuration with the limits that an executor told."""
+    return structs.replace(
+        config,
+        max_supported_batch_size=limits.max_batch,
+        max_supported_input_length=limits.max_prompt_tokens,
+        max_kv_cache_capacity=limits.max_total_tokens,
+    )
+
+
+def door_facts(
+    queue: PolicySettings,
+    model: str,
+    config: LLMEngineRunnerConfig,
+    engine: dict[str, str | int | float],
+) -> DoorFacts:
+    """What clients are told; the longest prompt leaves room for one token of reply."""
+    longest = min(config.max_supported_input_length, config.max_kv_cache_capacity - 1)
+    return DoorFacts(
+        server=f"hearth {VERSION}",
+        model=model,
+        prompt_tokens=min(longest, queue.queue_tokens),
+        total_tokens=config.max_kv_cache_capacity,
+        places=config.max_supported_batch_size,
+        engine=engine,
+    )
+
 
 _EPOCH_BYTES = 8
 _MOST_S = 0.5

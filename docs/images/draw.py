@@ -15,12 +15,12 @@ from hearth_client import Client, HearthClientError
 from rich.console import CONSOLE_SVG_FORMAT, Console, RenderableType
 
 from bench.toy_daemon import given_or_toy, simulated_flags
-from daemon.cli.waterfall import waterfall
+from daemon.cli.trace import waterfall
 from daemon.control.client import ask
 from daemon.control.messages import Top, TopReport, Trace, TraceReport
 from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.top.board import Board
-from daemon.top.view import rates, view
+from daemon.cli.top.board import Board
+from daemon.cli.top.view import rates, view
 
 HERE = Path(__file__).parent
 NAMES = ("kiosk", "robot in the kitchen", "hearth-chat", "home hub", "door camera")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
+from runtime.batch import RowMove
 from runtime.errors import HearthError
 from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor

@@ -9,14 +9,134 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement
+from runtime.batch import Arrangement
 from runtime.config import DeviceKind
 from runtime.device.cache_storage import CacheStorage
-from runtime.device.image_ops import ImageOps
-from runtime.device.picks import PendingSamples, RecordedPicks
-from runtime.device.stream import Mark, Recorded, Span, Stream
+from runtime.errors import HearthError
+from runtime.image_processing.positions import RowPositions
 from runtime.sampling.batch import Sample
 from runtime.tensors.tensor import Tensor
+
+
+class Stream(Protocol):
+    """An ordered queue of device work."""
+
+    @property
+    def handle(self) -> int:
+        """The device library's own handle (`CUstream`) as an integer; 0 on the CPU."""
+
+    def synchronize(self) -> None:
+        """Return when everything that was queued has ended; raises what it raised."""
+
+
+class Mark(Protocol):
+    """A point in the stream."""
+
+    def query(self) -> bool:
+        """Whether all that was queued before it has ended; raises what that raised."""
+
+    def wait(self) -> None:
+        """Return when all that was queued before it has ended; raises what that raised."""
+
+
+class Span(Protocol):
+    """What is queued from where it begins to its `end`."""
+
+    def end(self) -> None:
+        """Nothing that is queued from now on belongs to it."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the device took for it; None where that has not ended. Raises what it raised."""
+
+
+class Recorded(Protocol):
+    """Work that was captured; whoever has it closes it before what the work uses."""
+
+    def launch(self, stream: Stream, /) -> None:
+        """Queue the work as one."""
+
+    def close(self) -> None:
+        """Free what the capture holds."""
+
+
+class HostStream:
+    """The CPU's stream: work runs on the calling thread, so nothing is ever pending."""
+
+    handle = 0
+
+    def synchronize(self) -> None:
+        """Return at once: work has ended when the call that started it returns."""
+
+
+class PendingSamples(Protocol):
+    """Tokens that the device may still be picking."""
+
+    def result(self) -> list[Sample | None]:
+        """Wait for the sampled rows, in their order; None where numbers were not finite.
+
+        A row that was only checked has a sample of token -1. Raises what the step raised.
+        """
+
+
+class RecordedPicks(Protocol):
+    """Picks of decode steps that are recorded with them; they count the slots of their rows."""
+
+    def expect(self, rows: int) -> None:
+        """From the next launch on the first `rows` are picked for; the others are padding."""
+
+    def queue(self, rows: int) -> None:
+        """Queue, for a recording, the picks of a step of at most so many rows.
+
+        As by `BatchSampler.sample`, but that a row that is picked for has one more filled slot.
+        """
+
+    def samples(self) -> PendingSamples:
+        """Those of the launch that was queued last; call it once for each."""
+
+
+class RotaryTables(NamedTuple):
+    """Rotary tables of every row, and what they are filled from; R counts rotated pairs."""
+
+    cos_of: Tensor
+    """[positions, R] float32."""
+    sin_of: Tensor
+    """As `cos_of`."""
+    axes: Tensor
+    """[R] int32: by which axis of a position each pair goes."""
+    cos: Tensor
+    """[max batch, slots, R] float32, the name of the binding."""
+    sin: Tensor
+    """As `cos`."""
+
+
+class ImageOps(Protocol):
+    """What images need around a step; work is queued on the device's stream."""
+
+    def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
+        """Write `rows` [n, H] over those from `place` on of a buffer [.., H] that is read flat.
+
+        They have been read when this returns. Raises `internal` where they do not fit.
+        """
+
+    def clear(self, target: Tensor, places: int) -> None:
+        """Zero the first `places` rows of a buffer [.., H] that is read flat."""
+
+    def fill_rotary(self, tables: RotaryTables, row: int, positions: RowPositions) -> None:
+        """Fill the tables of a row, whose tokens stand at `positions`, in all of its slots."""
+
+
+def check_splice(target: Tensor, place: int, rows: NDArray[Any]) -> None:
+    """Raise `internal` where embeddings are of another type or width, or exceed the buffer."""
+    size = target.shape[-1]
+    fits = rows.ndim == 2 and rows.shape[1] == size and rows.dtype == target.dtype  # noqa: PLR2004 - rows and H
+    if not fits or place < 0 or (place + len(rows)) * size * rows.itemsize > target.nbytes:
+        raise HearthError(
+            "internal",
+            f"embeddings {rows.dtype} {rows.shape} do not fit into {target.name} at {place}",
+            target.name,
+        )
+
 
 MOST_GPU_ROWS = 256
 """Rows of a batch that the kernels of a GPU take."""

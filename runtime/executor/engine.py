@@ -1,5 +1,5 @@
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.loading import Told, nobody
 from runtime.tensors.registry import Direction
 from runtime.tensors.tensor import Tensor
@@ -120,3 +120,31 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the model."""
+
+
+AddressAndShape = tuple[int, tuple[int, ...]]
+
+
+class BindingSnapshot:
+    """Addresses and shapes of all bindings of a step; `key` is a hash of all of these.
+
+    Equality compares every address and size, never the key alone.
+    """
+
+    __slots__ = ("addresses", "bindings", "key")
+
+    def __init__(self, bindings: tuple[AddressAndShape, ...], key: int | None = None) -> None:
+        self.bindings = bindings
+        self.addresses = tuple(address for address, _ in bindings)
+        self.key = hash(bindings) if key is None else key
+
+    @classmethod
+    def of(cls, bindings: Iterable[Binding]) -> "BindingSnapshot":
+        """The snapshot of a step's bindings, in their order."""
+        return cls(tuple((one.tensor.address, one.shape) for one in bindings))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BindingSnapshot) and self.bindings == other.bindings
+
+    def __hash__(self) -> int:
+        return self.key

@@ -3,8 +3,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from runtime.executor.engine import CapturedRun
-from runtime.executor.snapshot import BindingSnapshot
+from runtime.executor.engine import BindingSnapshot, CapturedRun
 
 
 class GraphCounters(msgspec.Struct):

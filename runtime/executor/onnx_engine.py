@@ -1,3 +1,4 @@
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.executor.engine import (
@@ -19,10 +20,28 @@ from runtime.executor.engine import (
     IOTensor,
     SelfContained,
 )
-from runtime.executor.threads import physical_cores
 from runtime.memory.system import release_free_memory
 from runtime.onnx_runtime import check_version
-from runtime.version import version_numbers
+from runtime.packages import version_numbers
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def physical_cores(topology: Path = _TOPOLOGY) -> int:
+    """Cores that this process may use, hyper-threads of one core counted once."""
+    allowed = os.sched_getaffinity(0)
+    cores = {_core_of(topology, cpu) for cpu in allowed}
+    return max(1, len(cores))
+
+
+def _core_of(topology: Path, cpu: int) -> str:
+    siblings = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    try:
+        return siblings.read_text().strip()
+    except OSError:
+        # No topology is told (some containers): every logical processor counts as a core.
+        return str(cpu)
+
 
 BOUNDED_SPIN_SINCE = (1, 31)
 """ONNX Runtime that is known to bound the time a thread spins."""

@@ -1,14 +1,99 @@
 """The config.json of an EAGLE-3 draft, in the spellings that are published."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from runtime.config import MOST_TREE_NODES
 from runtime.errors import HearthError
+from runtime.export.checkpoint import Checkpoint
 from runtime.export.config_fields import refuse_unserved
 from runtime.export.json_file import CONFIG_FILE, Fields, read_config
 from runtime.export.model_config import ModelConfig, read_sizes
+from runtime.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
+
+DEFAULT_TREE = 60
+"""Nodes of a verified tree, and slots of a proposal tree: those of the default drafting."""
+_VERIFIED = ("auto", "trees", "chains")
+
+
+class DraftOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """An EAGLE-3 draft, in the folder that it is published as, and the largest trees of a step.
+
+    `eagle_layers` are those of the base whose inputs the draft reads, the number of layers
+    standing for the output of the last; empty takes what the draft's configuration names.
+    `max_verify_tree_size` and `max_draft_tree_size` 0 take 60, or the capacity where that is less.
+    A TensorRT plan runs proposals of one shape alone: `drafting_top_k` tokens after a node over
+    `drafting_step` levels, 0 for 10 and 6. `verify` "chains" makes engines without a tree mask,
+    for one token after each node.
+    """
+
+    folder: Path
+    eagle_layers: tuple[int, ...] = ()
+    max_verify_tree_size: int = 0
+    max_draft_tree_size: int = 0
+    drafting_top_k: int = 0
+    drafting_step: int = 0
+    verify: Literal["auto", "trees", "chains"] = "auto"
+
+
+def check_draft_options(options: DraftOptions, *, static: bool) -> None:
+    """Raise `invalid_value` or `unsupported_option` naming the first option that has no meaning.
+
+    `static` says that a plan is built.
+    """
+    if options.verify not in _VERIFIED:
+        allowed = ", ".join(_VERIFIED)
+        raise HearthError("invalid_value", f"verify must be one of {allowed}", "verify")
+    if options.verify == "chains" and static:
+        raise HearthError("unsupported_option", "TensorRT plans verify trees", "verify")
+    size = options.max_verify_tree_size
+    if size and not FEWEST_TREE_NODES <= size <= MOST_TREE_NODES:
+        raise HearthError(
+            "invalid_value",
+            f"max_verify_tree_size must be {FEWEST_TREE_NODES} to {MOST_TREE_NODES}",
+            "max_verify_tree_size",
+        )
+    for name in ("max_draft_tree_size", "drafting_top_k", "drafting_step"):
+        if getattr(options, name) < 0:
+            raise HearthError("invalid_value", f"{name} must not be negative", name)
+        if getattr(options, name) and static == (name == "max_draft_tree_size"):
+            raise HearthError("unsupported_option", _shaped_elsewhere(name), name)
+    if options.drafting_step >= MOST_ACCEPTED - 1:
+        raise HearthError(
+            "invalid_value", f"drafting_step must be below {MOST_ACCEPTED - 1}", "drafting_step"
+        )
+
+
+def _shaped_elsewhere(name: str) -> str:
+    if name == "max_draft_tree_size":
+        return "a TensorRT plan's draft tree has drafting_top_k times drafting_step slots"
+    return (
+        "only a TensorRT plan fixes its draft's tree when it is exported: choose it where the "
+        f"engine is served, with {name}"
+    )
+
+
+def resolve_drafting(options: DraftOptions) -> tuple[int, int]:
+    """Tokens after a node, and levels, of a plan's proposals."""
+    default = EagleDraftingConfig()
+    return (
+        options.drafting_top_k or default.drafting_top_k,
+        options.drafting_step or default.drafting_step,
+    )
+
+
+def resolve_tree(name: str, asked: int, capacity: int) -> int:
+    """A largest tree of a step; raises `invalid_value` where no row could hold it."""
+    if asked > capacity:
+        raise HearthError("invalid_value", f"{name} must be at most the capacity, {capacity}", name)
+    return asked or min(DEFAULT_TREE, capacity)
+
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM")
 # The last six tell others of the base and its images.
@@ -156,3 +241,98 @@ def _layer_ids(place: Fields, name: str) -> list[int]:
     if not isinstance(ids, list) or not all(type(one) is int for one in ids) or not ids:
         raise HearthError("model_invalid", f"{name} must be a list of layers", name)
     return ids
+
+
+FUSION = "fc"
+"""The projection of the base's hidden states."""
+LAYER = "midlayer"
+EMBEDDED_NORM = f"{LAYER}.input_layernorm"
+FUSED_NORM = f"{LAYER}.hidden_norm"
+OFFSETS, MEMBERS = "d2t", "t2d"
+# The base's table serves; the rotary frequencies follow from config.json.
+_NOT_READ = re.compile(r"embed_tokens\.weight|t2d|(.*\.)?rotary_emb\.inv_freq")
+
+
+def open_draft(folder: Path) -> Checkpoint:
+    """A draft's tensors by their shortest published names: `fc.weight`, `midlayer.mlp...`."""
+    return Checkpoint(folder, _shortest)
+
+
+def _shortest(name: str) -> str:
+    return re.sub(r"^layers\.0\.", f"{LAYER}.", name.removeprefix("model."))
+
+
+def check_draft_tensors(checkpoint: Checkpoint, draft: DraftConfig, base_hidden_dim: int) -> None:
+    """Raise `model_invalid` or `model_unsupported` naming the first tensor that does not fit."""
+    checkpoint.check_all(
+        _expected_tensors(draft, base_hidden_dim),
+        lambda name: name == OFFSETS or _NOT_READ.fullmatch(name),
+        "an EAGLE-3 draft",
+    )
+
+
+def read_full_ids(checkpoint: Checkpoint, draft: DraftConfig) -> NDArray[np.int32] | None:
+    """The base's id of each draft id [draft vocabulary]; None where the two are the same.
+
+    `d2t` holds these ids, or what is to be added to the draft's id: whichever gives distinct ids
+    of the base, and those that `t2d` marks where it is there. Both can be right only of a
+    vocabulary in which no two ids are neighbours; then they are ids. Raises `model_invalid`.
+    """
+    if OFFSETS not in checkpoint.names:
+        if draft.vocab_size != draft.model.vocab_size:
+            raise HearthError(
+                "model_invalid", f"the draft has its own vocabulary and lacks {OFFSETS}", OFFSETS
+            )
+        return None
+    stored = _integers(checkpoint, draft.vocab_size)
+    own = np.arange(draft.vocab_size)
+    for ids in (stored, stored + own):
+        if _is_vocabulary(ids, draft.model.vocab_size) and _are_marked(checkpoint, ids, draft):
+            same = draft.vocab_size == draft.model.vocab_size and np.array_equal(ids, own)
+            return None if same else ids.astype(np.int32)
+    raise HearthError(
+        "model_invalid", f"{OFFSETS} gives no distinct tokens of the base model", OFFSETS
+    )
+
+
+def _integers(checkpoint: Checkpoint, size: int) -> NDArray[np.int64]:
+    values = checkpoint.vector(OFFSETS)
+    if values.dtype.kind != "i" or values.shape != (size,):
+        raise HearthError(
+            "model_invalid", f"{OFFSETS} must be {size} whole numbers, one a draft id", OFFSETS
+        )
+    return values.astype(np.int64)
+
+
+def _is_vocabulary(ids: NDArray[np.int64], size: int) -> bool:
+    inside = ids.min() >= 0 and ids.max() < size
+    return bool(inside) and len(np.unique(ids)) == len(ids)
+
+
+def _are_marked(checkpoint: Checkpoint, ids: NDArray[np.int64], draft: DraftConfig) -> bool:
+    if MEMBERS not in checkpoint.names:
+        return True
+    marks = checkpoint.vector(MEMBERS)
+    if marks.shape != (draft.model.vocab_size,):
+        raise HearthError(
+            "model_invalid", f"{MEMBERS} must mark each token of the base model", MEMBERS
+        )
+    return np.array_equal(np.flatnonzero(marks), np.sort(ids))
+
+
+def _expected_tensors(
+    draft: DraftConfig, base_hidden_dim: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    model = draft.model
+    hidden, inner = model.hidden_size, model.intermediate_size
+    query, kv = model.query_size, model.kv_size
+    yield f"{FUSION}.weight", (hidden, base_hidden_dim)
+    for name in (EMBEDDED_NORM, FUSED_NORM, f"{LAYER}.post_attention_layernorm", "norm"):
+        yield f"{name}.weight", (hidden,)
+    for name, rows in (("q", query), ("k", kv), ("v", kv)):
+        yield f"{LAYER}.self_attn.{name}_proj.weight", (rows, 2 * hidden)
+    yield f"{LAYER}.self_attn.o_proj.weight", (hidden, query)
+    for name in ("gate", "up"):
+        yield f"{LAYER}.mlp.{name}_proj.weight", (inner, hidden)
+    yield f"{LAYER}.mlp.down_proj.weight", (hidden, inner)
+    yield "lm_head.weight", (draft.vocab_size, hidden)

@@ -2,16 +2,22 @@
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from runtime.config import DRAFT_ARCHITECTURE, Drift, FileRecord, LLMEngineRunnerConfig
+from runtime.config import (
+    DRAFT_ARCHITECTURE,
+    WEIGHTS_FILE,
+    Drift,
+    FileRecord,
+    LLMEngineRunnerConfig,
+)
 from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.external_weights import head_reads_table, table_type
 from runtime.export.graph import Location
-from runtime.export.kernels_export import write_kernels
+from runtime.export.kernels_export import check_limits, refuse_biases, write_kernels
 from runtime.export.known_answer import (
     Rehearsal,
     known_answer,
@@ -19,17 +25,100 @@ from runtime.export.known_answer import (
     rehearse,
     unquantised,
 )
-from runtime.export.layout import EMBEDDING
+from runtime.export.layout import EMBEDDING, expected_tensors
 from runtime.export.model_config import ModelConfig
 from runtime.export.onnx_files import Build, write_onnx
+from runtime.export.options import (
+    ExportOptions,
+    resolve_block_size,
+    resolve_capacity,
+    resolve_chunk,
+    resolve_dialect,
+)
 from runtime.export.progress import Meter, Progress
 from runtime.export.rounded_weights import RoundedWeights
-from runtime.export.tensorrt.options import PlanOptions
+from runtime.export.tensorrt.options import PlanOptions, resolve_decode_batches
 from runtime.export.tensorrt.plan import build_or_fall_back
 from runtime.export.weights import Weights, row_pieces
 from runtime.export.writer import TensorPieces, write_safetensors
 from runtime.memory.sizes import projection_bytes, projection_elements
+from runtime.packages import VERSION
 from runtime.rope import rope_tables
+
+_SMALL = 500_000_000
+"""Parameters below which four bits are too few for the head (docs/lab/weights-and-answers.md)."""
+
+
+def resolve_head(
+    options: ExportOptions, model: ModelConfig
+) -> Literal["body", "none", "int8", "int4"]:
+    """The quantisation of the head; `auto` spares small models of int4 one of four bits."""
+    if options.head_quantization != "auto":
+        return options.head_quantization
+    parameters = sum(math.prod(shape) for _, shape in expected_tensors(model))
+    small = options.quantization == "int4" and parameters < _SMALL
+    return "int8" if small and not options.on_foreign_gpu else "body"
+
+
+def engine_config(model: ModelConfig, options: ExportOptions) -> LLMEngineRunnerConfig:
+    """Everything that `config.json` states, but the file records.
+
+    The longest prompt is one token shorter than the capacity, so that a prompt of exactly the
+    limit still gets one token in answer. Raises `model_unsupported` for sizes that kernels do not
+    serve, where they are to, and `invalid_value` for an option that the model cannot have.
+    """
+    capacity = resolve_capacity(options, model.max_position_embeddings, model.window)
+    kernels = options.engine == "kernels"
+    dialect = "native" if kernels else resolve_dialect(options)
+    plan = options.plan
+    inputs = [model.hidden_size]  # those of the head
+    if options.quantization != "none":
+        inputs += [model.query_size, model.intermediate_size]
+    config = LLMEngineRunnerConfig(
+        hearth_version=VERSION,
+        backend=options.engine,
+        device=options.device if plan is None else "cuda",
+        chains_only=options.draft is not None and options.draft.verify == "chains",
+        static_decode_batches=()
+        if plan is None
+        else resolve_decode_batches(plan, options.max_batch),
+        dialect=dialect,
+        architecture=model.architecture if model.images is None else model.images.name,
+        dtype=options.dtype,
+        kv_cache_dtype=options.dtype
+        if plan is None or plan.kv_cache_dtype == "auto"
+        else plan.kv_cache_dtype,
+        weight_quantization=options.quantization,
+        head_quantization=resolve_head(options, model),
+        weight_block_size=resolve_block_size(options, inputs),
+        rope_config=model.rope,
+        use_context_dependent_rope=model.rope_per_row,
+        use_trt_native_ops=dialect == "native",
+        num_decoder_layers=model.num_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        rotary_dim=model.rotary_dim,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        max_supported_batch_size=options.max_batch,
+        max_supported_input_length=capacity - 1,
+        max_kv_cache_capacity=capacity,
+        prefill_chunk=resolve_chunk(options, capacity),
+        vocab_size=model.vocab_size,
+        output_vocab_size=model.vocab_size,
+        max_supported_lora_rank=options.max_lora_rank,
+        num_attention_layers=model.num_layers,
+        eos_token_ids=model.eos_token_ids,
+        bos_token_id=model.bos_token_id,
+        num_deepstack_features=model.num_deepstack_features,
+        image_token_id=model.image_token_id,
+        external_weight_files=(WEIGHTS_FILE,) if kernels or options.external_weights else (),
+    )
+    if kernels:
+        refuse_biases(model)
+        check_limits(config)
+    return config
 
 
 def write_rope(folder: Path, model: ModelConfig, positions: int) -> None:

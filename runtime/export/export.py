@@ -6,12 +6,11 @@ import msgspec
 
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import write_config
-from runtime.export.base_graph import base_graph
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.draft_export import DraftExport
-from runtime.export.engine_config import engine_config
 from runtime.export.engine_files import (
     EngineParts,
+    engine_config,
     record,
     write_answer,
     write_embedding,
@@ -23,12 +22,13 @@ from runtime.export.image_families import text_name
 from runtime.export.json_file import read_config
 from runtime.export.layout import check_tensors, settle_head
 from runtime.export.model_config import load_model_config
+from runtime.export.onnx_files import base_graph
 from runtime.export.options import ExportOptions, TargetType, check_options
 from runtime.export.progress import Progress
 from runtime.export.tensorrt.plan import settle_options
 from runtime.export.text_files import copy_text_files, read_template_tokens
 from runtime.export.vision.write import write_vision
-from runtime.fresh_files import fresh_folder
+from runtime.files import fresh_folder
 from runtime.tensors.lora import lora_targets
 
 

@@ -17,17 +17,17 @@ from runtime.export.model_config import ModelConfig
 from runtime.export.weights import row_pieces
 from runtime.export.writer import DataFile
 from runtime.memory.sizes import ITEM_BYTES, weights_head_bytes
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.weights.layout import (
+from runtime.tensors.tensor import numpy_dtype
+from runtime.weights.weights_file import (
     EMBEDDING,
     ModelFacts,
     StoredType,
     WeightEntry,
     WeightLayout,
     load_layout,
+    write_head,
     write_layout,
 )
-from runtime.weights.weights_file import write_head
 
 _STORED: dict[ir.DataType, StoredType] = {
     ir.DataType.FLOAT: "F32",

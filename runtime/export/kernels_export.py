@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from runtime.config import DRAFT_ARCHITECTURE, WEIGHTS_FILE, LLMEngineRunnerConfig, kernel_limits
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.draft_checkpoint import EMBEDDED_NORM, FUSED_NORM, FUSION, LAYER
+from runtime.export.draft_config import EMBEDDED_NORM, FUSED_NORM, FUSION, LAYER
 from runtime.export.external_weights import facts_of
 from runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
 from runtime.export.layout import HEAD as HEAD_SOURCE
@@ -19,9 +19,15 @@ from runtime.export.model_config import ModelConfig
 from runtime.export.weights import cast, quantised_rows, row_pieces
 from runtime.export.writer import DataFile
 from runtime.memory.sizes import weights_head_bytes
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.weights.layout import EMBEDDING, StoredType, WeightEntry, WeightLayout, write_layout
+from runtime.tensors.tensor import numpy_dtype
 from runtime.weights.quantised import Kind, pack
+from runtime.weights.weights_file import (
+    EMBEDDING,
+    StoredType,
+    WeightEntry,
+    WeightLayout,
+    write_layout,
+)
 
 HEAD = "head"
 _STORED: dict[str, StoredType] = {"float16": "F16", "bfloat16": "BF16", "uint8": "U8"}

@@ -8,19 +8,25 @@ import onnx_ir as ir
 
 from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE
-from runtime.export.classic import OPSET as CLASSIC_OPSET
-from runtime.export.classic import QUANTIZED_OPSET, ClassicSpelling
-from runtime.export.external_weights import write_data
-from runtime.export.graph import GraphBuilder
+from runtime.export.checkpoint import Checkpoint
+from runtime.export.decoder import Decoder
+from runtime.export.external_weights import write_data, write_table
+from runtime.export.graph import GraphBuilder, Location
 from runtime.export.model_config import ModelConfig
-from runtime.export.native import OPSET as NATIVE_OPSET
-from runtime.export.native import NativeSpelling
-from runtime.export.spelling import Spelling
+from runtime.export.spelling import (
+    CLASSIC_OPSET,
+    NATIVE_OPSET,
+    QUANTIZED_OPSET,
+    ClassicSpelling,
+    NativeSpelling,
+    Spelling,
+)
 from runtime.export.tensorrt.spelling import PrimitiveSpelling
 from runtime.export.weights import Weights
 from runtime.export.writer import DataFile
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.weights.layout import WeightLayout, write_layout
+from runtime.tensors.lora import lora_inputs
+from runtime.tensors.tensor import numpy_dtype
+from runtime.weights.weights_file import WeightLayout, write_layout
 
 Build = Callable[[GraphBuilder, Spelling, Weights], None]
 """Appends a model to a graph."""
@@ -93,3 +99,32 @@ def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:
     if config.dialect == "classic":
         return PrimitiveSpelling if config.backend == "tensorrt" else ClassicSpelling
     return NativeSpelling
+
+
+def base_graph(
+    model: ModelConfig,
+    checkpoint: Checkpoint,
+    config: LLMEngineRunnerConfig,
+    table: Location | None = None,
+) -> Build:
+    """What appends the model; `table` is where an embedding table lies that the head reads.
+
+    External weights begin with it.
+    """
+
+    def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
+        read = table
+        if config.external_weight_files:
+            read = write_table(graph, model, checkpoint, config)
+        Decoder(
+            graph,
+            spelling,
+            weights,
+            read,
+            config.eagle_layers,
+            trees=config.takes_tree_mask,
+            deepstack=config.num_deepstack_features,
+            lora=lora_inputs(config),
+        ).build()
+
+    return build

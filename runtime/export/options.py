@@ -7,7 +7,7 @@ import msgspec
 
 from runtime.config import LORA_TARGETS, Quantization
 from runtime.errors import HearthError
-from runtime.export.draft_options import DraftOptions, check_draft_options
+from runtime.export.draft_config import DraftOptions, check_draft_options
 from runtime.export.tensorrt.options import PlanOptions, check_plan_options
 from runtime.onnx_runtime import installed_version, reads_native
 

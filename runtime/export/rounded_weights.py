@@ -9,7 +9,7 @@ from runtime.config import LLMEngineRunnerConfig, Quantization
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.layout import EMBEDDING, HEAD
 from runtime.export.weights import TILE_BYTES, cast, in_threads, quantised, reads_as_stored
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from runtime.vision_config import VisionConfig
 from runtime.weights.quantised import round_weights, widen
 

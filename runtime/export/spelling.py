@@ -4,12 +4,73 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
 from runtime.export.graph import GraphBuilder
 from runtime.export.model_config import ModelConfig
-from runtime.export.operators import Operators
+
+_AXES_AS_INPUT = 18
+
+
+class Operators:
+    """Appends common expressions to a graph whose activations have one type."""
+
+    def __init__(self, graph: GraphBuilder, dtype: np.dtype[Any]) -> None:
+        self.graph = graph
+        self.numpy_type = dtype
+        self.dtype = ir.DataType.from_numpy(dtype)
+
+    def gated(self, gate: ir.Value, up: ir.Value) -> ir.Value:
+        """SiLU of the gate, times what it gates."""
+        gate = self.graph.op("Mul", gate, self.graph.op("Sigmoid", gate))
+        return self.graph.op("Mul", gate, up)
+
+    def normalise_root(
+        self, x: ir.Value, weight: ir.Value, epsilon: float, *, center: bool = False
+    ) -> ir.Value:
+        """Divide by the root mean square over the last axis, in float32, and multiply.
+
+        With `center` the mean is taken off before.
+        """
+        graph = self.graph
+        wide = x if self.dtype == ir.DataType.FLOAT else self.cast(x, ir.DataType.FLOAT)
+        if center:
+            wide = graph.op("Sub", wide, self._mean(wide))
+        least = graph.constant(np.array(epsilon, np.float32))
+        root = graph.op("Sqrt", graph.op("Add", self._mean(self.square(wide)), least))
+        normal = graph.op("Div", wide, root)
+        if self.dtype != ir.DataType.FLOAT:
+            normal = self.cast(normal, self.dtype)
+        return graph.op("Mul", normal, weight)
+
+    def square(self, x: ir.Value) -> ir.Value:
+        """The square of each element."""
+        return self.graph.op("Pow", x, self.graph.constant(np.array(2, np.float32)))
+
+    def additive(self, visible: ir.Value) -> ir.Value:
+        """What to add to scores: 0 where `visible`, `lowest` elsewhere."""
+        return self.graph.op("Where", visible, self.number(0.0), self.number(self.lowest))
+
+    @property
+    def lowest(self) -> float:
+        """What hides a score: half the smallest number, so that adding a score cannot overflow."""
+        return float(ml_dtypes.finfo(self.numpy_type).min) / 2
+
+    def number(self, value: float) -> ir.Value:
+        """A scalar constant in the graph's type."""
+        return self.graph.constant(np.array(value, self.numpy_type))
+
+    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """Convert to another type."""
+        return self.graph.op("Cast", x, to=int(dtype))
+
+    def _mean(self, x: ir.Value) -> ir.Value:
+        if self.graph.opset < _AXES_AS_INPUT:
+            return self.graph.op("ReduceMean", x, axes=[-1], keepdims=1)
+        return self.graph.op("ReduceMean", x, self.graph.ints(-1), keepdims=1)
+
 
 # Symbolic dimensions: rows, tokens of a step, tokens with logits, cache slots, rotary positions.
 BATCH, STEP, SELECTED, CAPACITY, POSITIONS = "batch", "step", "selected", "capacity", "positions"
@@ -143,3 +204,161 @@ class Spelling(Operators, ABC):
         """0, 1, 2 ... as int64."""
         zero, one = (self.graph.constant(np.array(n, np.int64)) for n in (0, 1))
         return self.graph.op("Range", zero, length, one)
+
+
+NATIVE_OPSET = 24
+
+
+class NativeSpelling(Spelling):
+    """Standard operators that ONNX Runtime 1.24 and TensorRT 10.15 read."""
+
+    index_type = ir.DataType.INT64
+
+    def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
+        """Mask [B, 1, G * S, C]: a query sees every slot up to its own, or those of its path.
+
+        It is added, not boolean: ONNX Runtime would widen a boolean mask again in every layer.
+        """
+        self._start = inputs.start
+        self._cos, self._sin = self.rotary_rows(inputs)
+        slots = self.range(self.length(cache, 2))
+        if inputs.mask is None:
+            self._mask = self._causal(inputs, slots)
+        else:
+            self._mask = self._tree(inputs, inputs.mask, slots)
+
+    def _causal(self, inputs: StepInputs, slots: ir.Value) -> ir.Value:
+        graph = self.graph
+        step = self.range(self.length(inputs.embeds, 1))
+        own = graph.op("Add", graph.op("Unsqueeze", inputs.start, graph.ints(1)), step)
+        own = graph.op("Unsqueeze", own, graph.ints(1, 3))
+        mask = self.additive(graph.op("LessOrEqual", slots, own))
+        return graph.op("Tile", mask, graph.ints(1, 1, self.group_size, 1))
+
+    def _tree(self, inputs: StepInputs, tree: ir.Value, slots: ir.Value) -> ir.Value:
+        """Each slot takes a row of a table: that of filled slots, of a token, or of the others.
+
+        The table is [B, 1 + S + 1, G * S], with a column for each query.
+        """
+        graph = self.graph
+        seen = graph.op("Transpose", self.additive(tree), perm=[0, 2, 1])
+        seen = graph.op("Tile", seen, graph.ints(1, 1, self.group_size))
+        table = graph.op("Pad", seen, graph.ints(0, 1, 0, 0, 0, 0), self.number(0.0))
+        hidden = self.number(self.lowest)
+        table = graph.op("Pad", table, graph.ints(0, 0, 0, 0, 1, 0), hidden)
+        begin = graph.op("Sub", inputs.start, graph.ints(1))
+        rows = graph.op("Sub", slots, graph.op("Unsqueeze", begin, graph.ints(1)))
+        last = graph.op("Sub", graph.op("Shape", table, start=1, end=2), graph.ints(1))
+        rows = graph.op("Min", graph.op("Max", rows, graph.ints(0)), last)
+        mask = graph.op("GatherND", table, graph.op("Unsqueeze", rows, graph.ints(2)), batch_dims=1)
+        return graph.op("Unsqueeze", graph.op("Transpose", mask, perm=[0, 2, 1]), graph.ints(1))
+
+    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        """One RMSNormalization."""
+        return self.graph.op("RMSNormalization", x, weight, epsilon=self.model.rms_norm_eps)
+
+    def rotate(self, heads: ir.Value) -> ir.Value:
+        """One RotaryEmbedding."""
+        return self.graph.op("RotaryEmbedding", heads, self._cos, self._sin)
+
+    def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
+        """Write the new rows into the cache, whose output has the address of its input."""
+        k = self._scatter(f"present_k_cache_{layer}", cache.k, new.k)
+        v = self._scatter(f"present_v_cache_{layer}", cache.v, new.v)
+        scale = self.model.head_dim**-0.5
+        return self.ungroup(
+            self.graph.op("Attention", self.group(q), k, v, self._mask, scale=scale)
+        )
+
+    def _scatter(self, name: str, cache: ir.Value, rows: ir.Value) -> ir.Value:
+        filled = self.graph.op("TensorScatter", cache, rows, self._start, axis=-2)
+        shape = (BATCH, self.model.num_kv_heads, self.capacity, self.model.head_dim)
+        self.graph.output(filled, name, self.dtype, shape)
+        return filled
+
+
+CLASSIC_OPSET = 17
+QUANTIZED_OPSET = 21  # the first with blocked DequantizeLinear
+
+
+class ClassicSpelling(Spelling):
+    """Attention in two parts, over the cache and over the step's own rows, under one softmax."""
+
+    index_type = ir.DataType.INT32
+
+    def prepare(self, inputs: StepInputs, cache: ir.Value) -> None:
+        """Rotary factors [B, 1, S, D], and what to add to the two parts of the scores.
+
+        Scores are [B, Hkv, G * S, C] and [B, Hkv, G * S, S], masks [B, 1, 1, C] and [G * S, S],
+        or [B, 1, G * S, S] of a tree.
+        """
+        graph = self.graph
+        self._turn, self._cross = self._rotary_factors(*self.rotary_rows(inputs))
+        start = self.cast(inputs.start, ir.DataType.INT64)
+        start = graph.op("Unsqueeze", start, graph.ints(1, 2, 3))
+        slots = self.range(self.length(cache, 2))
+        self._filled = self.additive(graph.op("Less", slots, start))
+        step = self.range(self.length(inputs.embeds, 1))
+        self._own = self.own_mask(inputs, step)
+        lengths = (graph.op("Shape", slots), graph.op("Shape", step))
+        self._parts = graph.op("Concat", *lengths, axis=0)
+
+    def own_mask(self, inputs: StepInputs, step: ir.Value) -> ir.Value:
+        """What to add to scores among the step's tokens: [G * S, S], of a tree [B, 1, G * S, S]."""
+        graph = self.graph
+        if inputs.mask is not None:
+            tree = self.additive(inputs.mask)
+            tree = graph.op("Tile", tree, graph.ints(1, self.group_size, 1))
+            return graph.op("Unsqueeze", tree, graph.ints(1))
+        own = graph.op("Unsqueeze", step, graph.ints(1))
+        causal = self.additive(graph.op("LessOrEqual", step, own))
+        return graph.op("Tile", causal, graph.ints(self.group_size, 1))
+
+    def normalise(self, x: ir.Value, weight: ir.Value) -> ir.Value:
+        """Root mean square in float32, whatever the graph's type."""
+        return self.normalise_root(x, weight, self.model.rms_norm_eps)
+
+    def halves(self, heads: ir.Value) -> Sequence[ir.Value]:
+        """The two halves of each head."""
+        graph, half = self.graph, self.model.head_dim // 2
+        return graph.ops("Split", 2, heads, graph.ints(half, half), axis=-1)
+
+    def rotate(self, heads: ir.Value) -> ir.Value:
+        """Return x * turn + swap(x) * cross, where swap exchanges the two halves."""
+        graph = self.graph
+        first, second = self.halves(heads)
+        swapped = graph.op("Concat", second, first, axis=-1)
+        turned = graph.op("Mul", heads, self._turn)
+        return graph.op("Add", turned, graph.op("Mul", swapped, self._cross))
+
+    def attend(self, layer: int, q: ir.Value, new: KeyValue, cache: KeyValue) -> ir.Value:
+        """Attend in two parts; the runtime writes the new rows into the cache after the step."""
+        graph, model = self.graph, self.model
+        self.output_rows(layer, new)
+        q = graph.op("Mul", q, self.number(model.head_dim**-0.5))
+        old, own = self._shares(self.group(q), cache.k, new.k)
+        mixed = graph.op("Add", graph.op("MatMul", old, cache.v), graph.op("MatMul", own, new.v))
+        return self.ungroup(mixed)
+
+    def output_rows(self, layer: int, new: KeyValue) -> None:
+        """Output the new rows of a layer in the type of the caches."""
+        shape = (BATCH, self.model.num_kv_heads, STEP, self.model.head_dim)
+        for kind, rows in zip("kv", new, strict=True):
+            wanted = rows if self.cache_dtype == self.dtype else self.cast(rows, self.cache_dtype)
+            self.graph.output(wanted, f"present_{kind}_cache_{layer}", self.cache_dtype, shape)
+
+    def _shares(self, q: ir.Value, old: ir.Value, own: ir.Value) -> Sequence[ir.Value]:
+        graph = self.graph
+        scores = []
+        for keys, mask in ((old, self._filled), (own, self._own)):
+            columns = graph.op("Transpose", keys, perm=[0, 1, 3, 2])
+            scores.append(graph.op("Add", graph.op("MatMul", q, columns), mask))
+        shares = graph.op("Softmax", graph.op("Concat", *scores, axis=-1), axis=-1)
+        return graph.ops("Split", 2, shares, self._parts, axis=-1)
+
+    def _rotary_factors(self, cos: ir.Value, sin: ir.Value) -> tuple[ir.Value, ir.Value]:
+        graph = self.graph
+        turn, cross = [cos, cos], [graph.op("Neg", sin), sin]
+        heads = graph.ints(1)
+        rows = [graph.op("Concat", *factors, axis=-1) for factors in (turn, cross)]
+        return graph.op("Unsqueeze", rows[0], heads), graph.op("Unsqueeze", rows[1], heads)

@@ -15,7 +15,7 @@ from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.graph import GraphBuilder
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from runtime.vision_config import VisionConfig
 from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, round_weights
 

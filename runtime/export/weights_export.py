@@ -9,7 +9,6 @@ import msgspec
 from runtime.config import LLMEngineRunnerConfig, load_config
 from runtime.engine_folder import LAYOUT_FILE, TOKENIZER_FILE
 from runtime.errors import HearthError
-from runtime.export.base_graph import base_graph
 from runtime.export.checkpoint import Checkpoint
 from runtime.export.export import model_name
 from runtime.export.external_weights import facts_of, table_bytes
@@ -19,14 +18,13 @@ from runtime.export.kernels_export import kernel_parts, write_kernel_weights
 from runtime.export.known_answer import Rehearsal, known_answer, rehearse
 from runtime.export.layout import check_tensors, settle_head
 from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.onnx_files import write_weights
+from runtime.export.onnx_files import base_graph, write_weights
 from runtime.export.progress import Meter, Progress
 from runtime.export.text_files import check_tokenizer
 from runtime.export.weights import Weights
-from runtime.fresh_files import fresh_file
+from runtime.files import fresh_file
 from runtime.memory.sizes import projection_bytes, projection_elements
-from runtime.weights.layout import load_layout
-from runtime.weights.weights_file import WeightsFile, open_weights, write_head
+from runtime.weights.weights_file import WeightsFile, load_layout, open_weights, write_head
 
 
 def export_weights(

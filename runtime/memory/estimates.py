@@ -1,6 +1,6 @@
 """Estimates of what libraries and engines take for themselves, from the configuration alone.
 
-All that Hearth allocates is measured instead (`runtime/decoding/measured.py`).
+All that Hearth allocates is measured instead (`runtime/generation/measured.py`).
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,8 @@ from runtime.memory import sizes
 from runtime.memory.sizes import ITEM_BYTES
 from runtime.memory.step_scratch import predicted_scratch
 from runtime.options import EagleDraftingConfig
-from runtime.tensors.buckets import doubled_sizes
 from runtime.tensors.lora import lora_inputs
-from runtime.tensors.profiles import captured_prompts
+from runtime.tensors.profiles import captured_prompts, doubled_sizes
 from runtime.vision_config import VisionConfig
 
 _MIB = 1 << 20

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
-from runtime.pictures.positions import RowPositions
+from runtime.batch import RowMove
+from runtime.image_processing.positions import RowPositions
 
 Array = NDArray[Any]
 

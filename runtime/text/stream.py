@@ -1,8 +1,121 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from runtime.text.incremental_decoder import IncrementalDecoder
-from runtime.text.stop import StopMatcher
+from runtime.errors import HearthError
 from runtime.text.tokenizer import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+# An incomplete UTF-8 character has at most 3 bytes, each of which may show as one U+FFFD.
+_MOST_HELD = 3
+# So many tokens without a complete character are not the beginning of one.
+_PATIENCE = 16
+_CONTEXT = 8
+
+
+class IncrementalDecoder:
+    """Text of a growing list of token ids, released as its characters become complete.
+
+    `decode` turns ids into text, with U+FFFD for bytes that are no character. Only a window of
+    ids is decoded, from the last but one place where a character ended: decoders look at the
+    token before at most (a leading space, for example).
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._shown = ""
+        self._complete = 0
+
+    def push(self, token_id: int) -> str:
+        """Add a token; returns the text that it completes, perhaps none."""
+        self._ids.append(token_id)
+        text = self._decode(self._ids)
+        overdue = len(self._ids) - self._complete > _PATIENCE
+        settled = _settled(text, overdue=overdue)
+        if not settled.startswith(self._shown):
+            if not overdue:
+                return ""
+            settled = text
+        new = settled[len(self._shown) :]
+        self._shown = settled
+        if settled == text:
+            self._forget(text, self._complete)
+            self._complete = len(self._ids)
+        elif overdue:
+            self._forget(text, len(self._ids) - _CONTEXT)
+        return new
+
+    def finish(self) -> str:
+        """What was held back, with U+FFFD where the tokens end inside a character."""
+        rest = self._decode(self._ids)[len(self._shown) :]
+        self._ids, self._shown, self._complete = [], "", 0
+        return rest
+
+    def _forget(self, text: str, count: int) -> None:
+        """Drop the first `count` tokens, provided that the others read the same without them."""
+        if not count:
+            return
+        tail = self._decode(self._ids[count:])
+        held = len(text) - len(self._shown)
+        if text.endswith(tail) and held <= len(tail):
+            del self._ids[:count]
+            self._shown = tail[: len(tail) - held]
+            self._complete = max(0, self._complete - count)
+
+
+def _settled(text: str, *, overdue: bool) -> str:
+    complete = text.rstrip(_REPLACEMENT)
+    # A byte token can turn its whole run of bytes into U+FFFD and the next one turn it back, so
+    # all of them wait, but not for ever.
+    return text[:-_MOST_HELD] if overdue and len(text) > len(complete) + _MOST_HELD else complete
+
+
+class StopMatcher:
+    """Cuts a stream of text before the first place where one of the `stop` strings begins.
+
+    The result does not depend on how the text is split: a match waits while a longer one that
+    begins earlier is still possible. Raises `invalid_value` for an empty stop string.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        if not all(stop):
+            raise HearthError("invalid_value", "a stop string has at least 1 character", "stop")
+        self.matched = False
+        self._stop = tuple(stop)
+        self._longest = max(map(len, stop), default=0)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Add text; returns what can be released now, nothing once a stop string matched."""
+        if self.matched or not text:
+            return ""
+        held = self._held + text
+        found = self._found(held)
+        possible = self._possible(held)
+        if found <= possible and found < len(held):
+            self.matched = True
+            possible, held = found, held[:found]
+        self._held = held[possible:]
+        return held[:possible]
+
+    def finish(self) -> str:
+        """The text still held when nothing more comes, up to a match in it."""
+        held, self._held = self._held, ""
+        found = self._found(held)
+        self.matched = self.matched or found < len(held)
+        return held[:found]
+
+    def _found(self, text: str) -> int:
+        """Where the first match begins; the length of `text` when there is none."""
+        starts = (text.find(stop) for stop in self._stop)
+        return min((start for start in starts if start >= 0), default=len(text))
+
+    def _possible(self, text: str) -> int:
+        """Where a match could begin that more text would complete; else the length."""
+        first = max(0, len(text) - self._longest + 1)
+        return next((n for n in range(first, len(text)) if self._begins(text[n:])), len(text))
+
+    def _begins(self, tail: str) -> bool:
+        return any(stop.startswith(tail) for stop in self._stop)
 
 
 class TextStream:

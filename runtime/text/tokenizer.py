@@ -1,13 +1,316 @@
+import re
+import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.config import load_config
+import msgspec
+import tokenizers
+
+from runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig, load_config
+from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
 from runtime.errors import HearthError
 from runtime.text.chat_template import ChatTemplate
-from runtime.text.disguise import Disguise
-from runtime.text.special_tokens import SpecialTokens
-from runtime.text.text_files import TokenizerFile, check_fit, open_template
+
+# Lone surrogates: no valid text has them, so none can be taken for a piece of a message.
+_STAND_INS = range(0xD800, 0xE000)
+_STAND_IN = re.compile("[\ud800-\udfff]")
+
+
+class SpecialText:
+    """The spellings of tokens, prepared for finding them and their broken-off ends."""
+
+    def __init__(self, spellings: Collection[str]) -> None:
+        self._whole = alternatives(re.escape(s) for s in sorted(spellings, key=len, reverse=True))
+        self._heads = frozenset(s[:end] for s in spellings for end in range(1, len(s)))
+        self._tails = frozenset(s[start:] for s in spellings for start in range(1, len(s)))
+        self._longest = max(map(len, self._heads), default=0)
+
+    def replace_whole(self, text: str, disguise: "Disguise") -> str:
+        """`text` with stand-ins for whole tokens."""
+        return self._whole.sub(lambda match: disguise.stand_in(match[0]), text)
+
+    def head_at_end(self, text: str) -> int:
+        """Characters at the end of `text` that begin a token."""
+        return next((n for n in self._lengths(text) if text[-n:] in self._heads), 0)
+
+    def tail_at_start(self, text: str) -> int:
+        """Characters at the start of `text` that end a token."""
+        return next((n for n in self._lengths(text) if text[:n] in self._tails), 0)
+
+    def _lengths(self, text: str) -> range:
+        return range(min(self._longest, len(text)), 0, -1)
+
+
+class Disguise:
+    """Hides the markers in messages from a chat template, and brings them back afterwards.
+
+    Each hidden piece is one character, so templates may trim, split and compare around it.
+    Hidden are whole markers, and at the ends of a message what text next to it could complete to
+    one. A template that deletes text inside of a message is not provided for. Of the model's own
+    words only special tokens are hidden: templates look for plain ones, as `</think>` is.
+    """
+
+    def __init__(self, markers: SpecialText, special: SpecialText) -> None:
+        self._markers = markers
+        self._special = special
+        self._stand_ins: dict[str, str] = {}
+        self._pieces: dict[str, str] = {}
+
+    def hide(self, text: str, *, own: bool = False) -> str:
+        """`text` with stand-ins; raises `invalid_value` when there are too many to tell apart.
+
+        `own` are words of the model.
+        """
+        hidden = self._special if own else self._markers
+        text = hidden.replace_whole(text, self)
+        # Templates trim messages, so the ends are those of the text without white space.
+        body = text.strip()
+        before, _, after = text.partition(body) if body else (text, "", "")
+        if size := hidden.head_at_end(body):
+            body = body[:-size] + self.stand_in(body[-size:])
+        if size := hidden.tail_at_start(body):
+            body = self.stand_in(body[:size]) + body[size:]
+        return before + body + after
+
+    def reveal(self, text: str, border: str = "", torn: Collection[str] | None = None) -> str:
+        """`text` with the hidden pieces back, `border` after the first character of each.
+
+        Where `torn` is given, only those among it are torn.
+        """
+
+        def piece(match: re.Match[str]) -> str:
+            whole = self._pieces[match[0]]
+            return (
+                whole if torn is not None and whole not in torn else whole[0] + border + whole[1:]
+            )
+
+        return _STAND_IN.sub(piece, text)
+
+    def stand_in(self, piece: str) -> str:
+        """The character that stands for `piece`, the same every time."""
+        if piece not in self._stand_ins:
+            if len(self._stand_ins) == len(_STAND_INS):
+                raise HearthError(
+                    "invalid_value", "the messages spell too many special tokens", "messages"
+                )
+            character = chr(_STAND_INS[len(self._stand_ins)])
+            self._stand_ins[piece] = character
+            self._pieces[character] = piece
+        return self._stand_ins[piece]
+
+
+def alternatives(patterns: Iterable[str]) -> re.Pattern[str]:
+    """A pattern that matches any of `patterns`, the first that fits; none of none."""
+    return re.compile("|".join(patterns) or "(?!)")
+
+
+_PRIVATE = "\U0010fffd"
+
+
+class SpecialTokens:
+    """A tokenizer's markers, told apart by whether the template or somebody's text wrote them.
+
+    Markers are its added tokens, special or plain, but plain ones of white space or of one letter,
+    which mark nothing. Each gets a private twin: an added token with the same white space rules
+    that is not special, with a spelling that nobody can guess. Text in which the template's markers
+    have their twins' spellings is encoded with the recognition of markers off; then twins become
+    the real ids, and what a user wrote has stayed text.
+
+    `ids` are the special ones, which do not show in text. `size` is one more than the highest id
+    before the twins are added. `unknown` is the id that stands for text without a token. Raises
+    `engine_corrupt` when ids have gaps that twins would fall into.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, size: int, unknown: int | None) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        marks = {n: token for n, token in added.items() if token.special or _marks(token)}
+        self.ids = frozenset(n for n, token in marks.items() if token.special)
+        self._always_torn = {
+            token.content: n
+            for n, token in marks.items()
+            if not token.special and token.normalized and _is_changed(tokenizer, token.content)
+        }
+        told = {n: one for n, one in marks.items() if one.content not in self._always_torn}
+        # The switch of the library that turns recognition off is for special tokens alone.
+        tokenizer.add_special_tokens([_copy(one, one.content) for one in told.values()])
+        nonce = _PRIVATE + secrets.token_hex(8)
+        self._twins = {token.content: f"{nonce}{n}{_PRIVATE}" for n, token in told.items()}
+        self._border = nonce + _PRIVATE
+        twins = [_copy(token, self._twins[token.content]) for token in told.values()]
+        border = tokenizers.AddedToken(self._border, special=False, normalized=False)
+        tokenizer.add_tokens([border, *twins])
+        numbers = {t.content: n for n, t in tokenizer.get_added_tokens_decoder().items()}
+        self._border_id = numbers[self._border]
+        if self._border_id < size:
+            raise HearthError(
+                "engine_corrupt",
+                f"{TOKENIZER_FILE} leaves out ids below {size}: use a tokenizer without gaps",
+                TOKENIZER_FILE,
+            )
+        self._real = {numbers[self._twins[token.content]]: n for n, token in told.items()}
+        self._refused = told.keys() - {unknown}
+        self._written = _as_written(told.values())
+        self._markers = SpecialText([token.content for token in marks.values()])
+        self._special = SpecialText([marks[number].content for number in self.ids])
+
+    def disguise(self) -> Disguise:
+        """Fresh stand-ins for the markers in the text of one conversation."""
+        return Disguise(self._markers, self._special)
+
+    def spell(self, rendered: str, disguise: Disguise, *, torn: bool) -> str:
+        """What to encode for a rendered template: twins for its tokens, users' text revealed.
+
+        With `torn`, a border keeps each hidden piece from being read as one token.
+        """
+        marked = self._written.sub(lambda match: self._twins[match[0]], rendered)
+        return disguise.reveal(marked, self._border, None if torn else self._always_torn)
+
+    def real_ids(self, ids: Iterable[int], rendered: str = "") -> list[int] | None:
+        """`ids` with twins replaced; None where somebody's text has become a marker."""
+        found: list[int] = []
+        for number in ids:
+            if number in self._refused:
+                return None
+            if number != self._border_id:
+                found.append(self._real.get(number, number))
+        for content, number in self._always_torn.items():
+            if found.count(number) > rendered.count(content):
+                return None
+        return found
+
+
+def _marks(token: tokenizers.AddedToken) -> bool:
+    """Tell whether a plain token may mean something beside its text."""
+    content = token.content
+    return not (not content.strip() or (len(content) == 1 and content.isalnum()))
+
+
+def _is_changed(tokenizer: tokenizers.Tokenizer, content: str) -> bool:
+    """Tell whether normalising changes a token's text, as where each word gets a leading sign.
+
+    Then it is found where text becomes the same, which no twin is: recognition stays on.
+    """
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str(content) != content
+
+
+def _copy(token: tokenizers.AddedToken, spelling: str) -> tokenizers.AddedToken:
+    """A token with other text or as special; a twin of a special one is never normalised."""
+    own = spelling == token.content
+    return tokenizers.AddedToken(
+        spelling,
+        single_word=own and token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        special=own,
+        normalized=token.normalized and (own or not token.special),
+    )
+
+
+def _as_written(special: Iterable[tokenizers.AddedToken]) -> re.Pattern[str]:
+    # Longest first, and single words only between other characters, as the tokenizer matches.
+    longest_first = sorted(special, key=lambda token: len(token.content), reverse=True)
+    return alternatives(
+        rf"(?<!\w){re.escape(token.content)}(?!\w)"
+        if token.single_word
+        else re.escape(token.content)
+        for token in longest_first
+    )
+
+
+class _Model(msgspec.Struct):
+    unk_token: str | None = None
+    unk_id: int | None = None
+
+
+class _Outline(msgspec.Struct):
+    model: _Model
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A loaded tokenizer.json.
+
+    `size` is one more than its highest id, `unknown` the id for text without a token, if any.
+    """
+
+    library: tokenizers.Tokenizer
+    size: int
+    unknown: int | None
+
+    @classmethod
+    def read(cls, folder: Path) -> "TokenizerFile":
+        """Load the file of an engine folder; raises `engine_corrupt` naming it."""
+        data = _read(folder / TOKENIZER_FILE)
+        try:
+            library = tokenizers.Tokenizer.from_buffer(data)
+            model = msgspec.json.decode(data, type=_Outline).model
+        except Exception as error:  # the library raises Exception itself
+            raise _unreadable(TOKENIZER_FILE) from error
+        # Limits that were set while a model was trained would cut or pad prompts.
+        library.no_truncation()
+        library.no_padding()
+        size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        unknown = library.token_to_id(model.unk_token) if model.unk_token else model.unk_id
+        return cls(library, size, unknown)
+
+
+def check_fit(file: TokenizerFile, config: LLMEngineRunnerConfig) -> None:
+    """Raise `tokenizer_mismatch` unless model and tokenizer know each other's ids."""
+    if file.size > config.vocab_size:
+        raise _mismatch(f"has token {file.size - 1}, the model has {config.vocab_size} tokens")
+    for number in config.eos_token_ids:
+        if file.library.id_to_token(number) is None:
+            raise _mismatch(f"lacks the model's end token {number}")
+
+
+def open_template(
+    folder: Path, file: TokenizerFile, config: LLMEngineRunnerConfig
+) -> ChatTemplate | None:
+    """The chat template of an engine folder, None where it has none.
+
+    Raises `engine_corrupt` naming the file when it cannot be read.
+    """
+    path = folder / TEMPLATE_FILE
+    if not path.exists():
+        return None
+    try:
+        source = _read(path).decode()
+    except UnicodeDecodeError as error:
+        raise _unreadable(TEMPLATE_FILE) from error
+    return ChatTemplate(source, _template_tokens(file, config))
+
+
+def _template_tokens(file: TokenizerFile, config: LLMEngineRunnerConfig) -> dict[str, str]:
+    if config.engine_format == ENGINE_FORMAT:
+        return config.template_tokens
+    ids = {"bos_token": config.bos_token_id, "eos_token": config.eos_token_ids[0]}
+    named = {
+        name: file.library.id_to_token(number) for name, number in ids.items() if number is not None
+    }
+    return {name: token for name, token in named.items() if token is not None}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path.name) from error
+
+
+def _unreadable(name: str) -> HearthError:
+    return HearthError("engine_corrupt", f"{name} cannot be read: export the model again", name)
+
+
+def _mismatch(what: str) -> HearthError:
+    return HearthError(
+        "tokenizer_mismatch",
+        f"{TOKENIZER_FILE} {what}: export model and tokenizer together",
+        TOKENIZER_FILE,
+    )
+
 
 Content = str | Sequence[Mapping[str, str]]
 """Of a turn: text, or parts as a chat template has them, maps of `type` and, of text, `text`."""

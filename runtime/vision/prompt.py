@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from runtime.image_processing.placeholders import expand, video_parts
+from runtime.image_processing.sizes import layout_of, video_layout
 from runtime.images import ImageLayout, ImageSpan, Picture
-from runtime.pictures.placeholders import expand, video_parts
-from runtime.pictures.sizes import layout_of, video_layout
 from runtime.text.tokenizer import Content, Tokenizer
 from runtime.vision_config import VisionConfig
 

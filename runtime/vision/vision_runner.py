@@ -13,16 +13,10 @@ from runtime.executor.engine import EngineOptions
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import ImageLayout
 from runtime.tensors.dims import TowerDims
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.tensors.tensor_map import TensorMap
-from runtime.tensors.tower import (
-    build_registry_for_tower,
-    tower_dims,
-    tower_outputs,
-)
+from runtime.tensors.registry import build_registry_for_tower, tower_dims, tower_outputs
+from runtime.tensors.tensor import TensorMap, numpy_dtype
 from runtime.undo import undoing
-from runtime.vision.calls import Call, plan_calls
-from runtime.vision.tower_inputs import tower_inputs
+from runtime.vision.tower_inputs import Call, plan_calls, tower_inputs
 from runtime.vision_config import VisionConfig
 
 Patches = NDArray[np.uint8]

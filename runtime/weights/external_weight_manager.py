@@ -11,13 +11,18 @@ from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
 from runtime.device.device import Device
 from runtime.device.mapped_tensors import DTYPES, map_tensor
 from runtime.errors import HearthError
-from runtime.file_digest import has_digest
+from runtime.files import has_digest
 from runtime.known_answer import KnownAnswer, load_answer, parse_answer
 from runtime.tensors.registry import TensorSpec
-from runtime.tensors.tensor import Tensor
-from runtime.tensors.tensor_map import TensorMap
-from runtime.weights.layout import EMBEDDING, WeightEntry, WeightLayout, load_layout
-from runtime.weights.weights_file import WeightsFile, open_weights
+from runtime.tensors.tensor import Tensor, TensorMap
+from runtime.weights.weights_file import (
+    EMBEDDING,
+    WeightEntry,
+    WeightLayout,
+    WeightsFile,
+    load_layout,
+    open_weights,
+)
 
 
 class Loaded(NamedTuple):

@@ -26,8 +26,8 @@ from actors.messages import (
 )
 from actors.supervisor_messages import AdapterAnswer, SupervisorMessage
 from actors.tower_memory import TowerMemory
-from runtime.decoding.batch_runtime import BatchRuntime
 from runtime.errors import HearthError
+from runtime.generation.batch_runtime import BatchRuntime
 from runtime.request import RowRequest
 from tests.actors.mail import next_mail
 

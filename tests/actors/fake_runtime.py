@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runtime.decoding.batch_runtime import StepResult
-from runtime.decoding.metrics import StageMetrics
-from runtime.decoding.tower_turns import TowerResult, TowerWork
-from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
 from runtime.executor.graph_cache import GraphCounters
-from runtime.prefix.metrics import PrefixMetrics
+from runtime.generation.batch_runtime import StepResult
+from runtime.generation.step_times import StageMetrics
+from runtime.generation.tower_turns import TowerResult, TowerWork
+from runtime.kv_cache.prefix_cache import PrefixMetrics
 from runtime.request import RowRequest, RowToken
-from runtime.steps.image_merge import MultimodalMetrics
+from runtime.runner.image_merge import MultimodalMetrics
+from runtime.speculation.policy import EagleGenerationMetrics
 
 
 class FakeRuntime:

@@ -16,7 +16,7 @@ from runtime.engine_folder import write_config
 from runtime.images import Picture
 from runtime.text import Tokenizer
 from runtime.vision_config import VisionConfig
-from tests.runtime.pictures.photographs import config_like
+from tests.runtime.image_processing.photographs import config_like
 from tests.runtime.text.folders import make_config, write_folder
 from tests.vision_models import VOCABULARY, Family, make_tokenizer
 from tests.vision_processors import TEMPLATES

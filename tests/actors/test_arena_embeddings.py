@@ -9,7 +9,7 @@ from actors.arena_embeddings import ArenaEmbeddings
 from runtime.config import DType
 from runtime.errors import HearthError
 from runtime.images import EmbeddedImage
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from tests.runtime.engine_configs import small_config
 
 TOKENS = 3

@@ -27,14 +27,14 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.executor.engine import EngineOptions
 from runtime.export.options import ExportOptions
 from runtime.export.vision.write import write_vision
+from runtime.image_processing.patches import patch
+from runtime.image_processing.sizes import layout_of, video_layout
 from runtime.images import FileFormat, Picture, Slot
 from runtime.options import RuntimeOptions
-from runtime.pictures.patches import patch
-from runtime.pictures.sizes import layout_of, video_layout
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, load_vision_config
 from tests.actors.mail import next_mail
-from tests.runtime.pictures.photographs import draw, file_of
+from tests.runtime.image_processing.photographs import draw, file_of
 from tests.vision_models import write_vision_model
 
 PATIENCE_S = 30.0

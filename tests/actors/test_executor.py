@@ -21,10 +21,10 @@ from actors.messages import (
     Step,
 )
 from actors.supervisor_messages import ActorProgress, ExecutorMetrics
-from runtime.decoding.metrics import StageMetrics
-from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.executor.graph_cache import GraphCounters
+from runtime.generation.step_times import StageMetrics
 from runtime.request import RequestOptions, RowRequest
+from runtime.speculation.policy import EagleGenerationMetrics
 from tests.actors.executor_house import INCARNATION, House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mail import next_mail

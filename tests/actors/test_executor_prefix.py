@@ -12,7 +12,7 @@ from actors.executor_messages import Unpin
 from actors.messages import RowsFailed, Shutdown, Step
 from actors.supervisor_messages import ActorProgress
 from runtime.errors import HearthError
-from runtime.prefix.metrics import PrefixMetrics
+from runtime.kv_cache.prefix_cache import PrefixMetrics
 from runtime.request import RequestOptions
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 from onnxruntime import InferenceSession
 
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import open_house

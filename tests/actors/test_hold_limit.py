@@ -32,9 +32,9 @@ from actors.messages import (
 from actors.scheduler import open_scheduler
 from actors.settings import PolicySettings
 from actors.supervisor_messages import SupervisorMessage
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions
 

@@ -12,13 +12,13 @@ from actors.open_executor import _facts, _LoadingReport, open_runtime
 from actors.roles import ExecutorSettings, Host
 from actors.supervisor_messages import ActorLoading
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding
 from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from tests.references import reference_folder
 
@@ -173,7 +173,7 @@ def test_what_was_chosen_for_memory_is_among_the_facts(
     whole = structs.replace(settings, options=RuntimeOptions())
     fits = open_runtime(structs.replace(settings, options=RuntimeOptions(max_batch=1, capacity=64)))
     used = sum(fits.memory.values())
-    monkeypatch.setattr("runtime.decoding.runtime.available_memory", lambda: used * 8 // 7 + 8)
+    monkeypatch.setattr("runtime.generation.runtime.available_memory", lambda: used * 8 // 7 + 8)
     runtime = open_runtime(whole)
     facts = _facts(runtime)
     assert (facts["max_batch"], facts["capacity"]) == (runtime.max_batch, 64) == (1, 64)
@@ -184,7 +184,7 @@ def test_what_makes_steps_slower_is_told(
     settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "a step could not be captured"
-    monkeypatch.setattr("runtime.decoding.runtime.capture_steps", lambda *_: [why])
+    monkeypatch.setattr("runtime.generation.runtime.capture_steps", lambda *_: [why])
     with capture_logs() as logs:
         open_runtime(settings)
     assert [(log["log_level"], log["reason"] == why) for log in logs] == [

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from actors.messages import RequestRound
 from actors.placed_rows import PlacedRows
-from runtime.decoding.batch_runtime import StepResult
 from runtime.errors import HearthError
+from runtime.generation.batch_runtime import StepResult
 from runtime.request import RowRound, RowToken
 
 

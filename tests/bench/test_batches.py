@@ -1,8 +1,8 @@
 import pytest
 
 from bench.batches import rows_of, run_batch
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import RequestOptions, RowToken
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9]

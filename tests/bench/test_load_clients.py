@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench import toy_daemon
 from bench.load_clients import LoadClients, LoadJob, Tally, simulated_stream
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer

@@ -7,12 +7,12 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from bench import memory
-from bench.commands import bench
+from bench.__main__ import bench
 from bench.memory import MemoryFigures, measure_memory, memory_figures
 from bench.memory_stages import STAGES
-from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.predicted import predict_memory
 from runtime.errors import HearthError
+from runtime.generation.deployment import DeploymentConfig
+from runtime.generation.predicted import predict_memory
 from runtime.options import EagleDraftingConfig, SpeculationOptions
 from tests.bench.running import run
 from tests.runtime.engine_configs import draft_config, small_config

@@ -17,8 +17,8 @@ from runtime.config import load_config
 from runtime.engine_folder import verify_folder
 from runtime.export import ExportOptions, export_model
 from runtime.export.model_config import load_model_config
-from runtime.weights.layout import load_layout
 from runtime.weights.quantised import Quantised, unpack, widen
+from runtime.weights.weights_file import load_layout
 
 FLOAT = ExportOptions(backend="kernels", device="cuda", dtype="float16", capacity=64, max_batch=2)
 

@@ -12,7 +12,7 @@ from hearth_client.pictures import Image, Video
 from hearth_client.protocol import ImagePart, Message, RawEncoding, TextPart, VideoFrame, VideoPart
 from PIL import Image as PillowImages
 
-from runtime.pictures.raw_frames import PIXEL_BYTES
+from runtime.image_processing.raw_frames import PIXEL_BYTES
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 

@@ -36,13 +36,12 @@ from actors.settings import PolicySettings
 from actors.tokenizer import TokenizerActor
 from daemon.door import dispatch
 from daemon.door.dispatch import Dispatch
-from daemon.door.facts import DoorFacts
 from daemon.door.replies import Replies
 from daemon.door.requests import Requests
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorState
+from daemon.door.state import DoorFacts, DoorState
 from daemon.life import Life
 from runtime.text import Tokenizer
 from tests.actors.simulated_executor import SimulatedExecutor

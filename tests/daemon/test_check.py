@@ -12,11 +12,11 @@ from daemon.check import inspect_engine
 from daemon.configuration.settings import Settings, settings_of
 from daemon.engine_settings import runtime_options
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
-from runtime.export.draft_options import DraftOptions
+from runtime.export.draft_config import DraftOptions
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.onnx_runtime import CUDA_PROVIDER
 from runtime.options import draft_tree
 from tests.daemon.conftest import REFERENCE

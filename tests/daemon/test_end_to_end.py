@@ -31,7 +31,7 @@ from daemon.control.messages import (
     TraceReport,
 )
 from daemon.own_daemon import OwnDaemon, own_daemon
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon import notify as notify_module
+from daemon import watchdog as notify_module
 from daemon.configuration.settings import settings_of
 from daemon.exit_codes import CONFIGURATION, EXECUTOR_FAILED, EXECUTOR_STUCK, FAILED
 from daemon.service import serve

@@ -7,12 +7,12 @@ import pytest
 from cuda.bindings import nvrtc
 
 from daemon.kernel_cache import KernelCache, compile_kernels, kernel_cache, targets_of
-from runtime.decoding.deployment import load_deployment
 from runtime.device.cuda.compiler import KernelCompiler, kernel_source
 from runtime.device.cuda.driver import CudaDriver
 from runtime.errors import HearthError
 from runtime.executor.kernels.engine import wanted_kernels
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.generation.deployment import load_deployment
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder

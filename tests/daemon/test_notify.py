@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from daemon.notify import notify
+from daemon.watchdog import notify
 
 
 @pytest.fixture

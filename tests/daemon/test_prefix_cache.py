@@ -12,9 +12,9 @@ import pytest
 from hearth_client import CacheFull, Client, ExecutorFailed, Generation, Usage
 
 from actors.executor import FAILURE_LIMIT
-from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import OwnDaemon, own_daemon
 from daemon.shipped import SOURCE
+from daemon.shipped_files import EXAMPLE_HOME
 from runtime.export import ExportOptions, export_model
 from runtime.request import CacheUse
 from tests.daemon.door.harness import until

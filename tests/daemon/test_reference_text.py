@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 from hearth_client import Client
 
-from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import own_daemon
+from daemon.shipped_files import EXAMPLE_HOME
 from runtime.export import ExportOptions, export_model
 
 torch = pytest.importorskip("torch")

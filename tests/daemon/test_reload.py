@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.configuration.settings import SETTINGS, Settings, replaced, settings_of
-from daemon.reload import change_to
+from daemon.service import change_to
 
 OTHER = settings_of(clients=7, hold_s=9.0, threads=3, log_level="debug", engine="other")
 

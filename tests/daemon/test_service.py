@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.configuration.load import load_settings
-from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.load import OLD_NAMES, load_settings
 from daemon.configuration.settings import Settings, replaced
 from daemon.door.keys import make_server_keys
 from daemon.exit_codes import CONFIGURATION, STOPPED

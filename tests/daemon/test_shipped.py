@@ -10,9 +10,9 @@ from msgspec import structs
 from daemon import shipped
 from daemon.configuration.settings import Settings, settings_of
 from daemon.shipped import engine_folder, same_engine, shipped_engine, wants_kernels
-from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
+from runtime.generation.deployment import load_deployment
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 
 

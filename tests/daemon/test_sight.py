@@ -16,7 +16,7 @@ from daemon.sight import most_tokens, open_sight
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
 from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
-from tests.runtime.pictures.photographs import config_like
+from tests.runtime.image_processing.photographs import config_like
 
 SETTINGS = settings_of(
     images_in_flight_bytes=1 << 20,

@@ -14,11 +14,11 @@ from hearth_client.protocol import ClientMessage, ServerMessage
 from actors import messages as m
 from actors.arena import Arena
 from actors.settings import PolicySettings
-from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket
+from daemon.door.state import DoorFacts
 from daemon.life import Life
 from runtime.errors import CODES
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox

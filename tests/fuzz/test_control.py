@@ -13,8 +13,7 @@ import anyio
 import msgspec
 
 from actors.messages import SchedulerReport
-from daemon.adapters.folder import AdapterFolder
-from daemon.adapters.keeper import AdapterKeeper
+from daemon.adapters.keeper import AdapterFolder, AdapterKeeper
 from daemon.configuration.settings import Settings
 from daemon.control.messages import (
     ControlAnswer,
@@ -24,7 +23,7 @@ from daemon.control.messages import (
     Reloaded,
 )
 from daemon.control.server import ControlServer, Handler
-from daemon.observers import Observers
+from daemon.observe.observers import Observers
 from runtime.errors import CODES
 from runtime.executor.simulated_engine import simulated_config
 from tests.fuzz.clients import Clients

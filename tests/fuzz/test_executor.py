@@ -18,12 +18,12 @@ from actors.executor import ExecutorActor
 from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
 from actors.supervisor_messages import SupervisorMessage
 from runtime.config import RopeConfig
-from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.executor.engine import EngineOptions
 from runtime.executor.simulated_engine import simulated_config
-from runtime.pictures.local_embeddings import LocalEmbeddings
+from runtime.generation.deployment import DeploymentConfig
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.image_processing.local_embeddings import LocalEmbeddings
 from runtime.request import RequestOptions, RowRequest
 from tests.fuzz.doors import DOORS, PER_TYPE
 from tests.fuzz.flat import Flat

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 from runtime.errors import HearthError
+from runtime.image_processing import headers
+from runtime.image_processing.decoding import decode
+from runtime.image_processing.headers import read_header
+from runtime.image_processing.raw_frames import raw_size
 from runtime.images import Picture, RawEncoding
-from runtime.pictures import headers
-from runtime.pictures.decoding import decode
-from runtime.pictures.headers import read_header
-from runtime.pictures.raw_frames import raw_size
-from tests.runtime.pictures.photographs import draw, file_of, with_xmp
+from tests.runtime.image_processing.photographs import draw, file_of, with_xmp
 
 MUTATIONS = 20_000
 _PHOTO = Image.fromarray(draw(23, 17))

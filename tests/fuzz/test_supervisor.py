@@ -14,8 +14,8 @@ from actors.settings import PolicySettings
 from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
 from daemon.actor_plans import executor_plan, executor_ready
 from daemon.configuration.settings import settings_of
-from daemon.door.executor_report import executor_report
-from daemon.door.facts import door_facts, within
+from daemon.door.replies import executor_report
+from daemon.door.state import door_facts, within
 from daemon.life import Life
 from daemon.supervision.supervisor import Listeners, Supervisor
 from runtime.errors import HearthError

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 
 MODEL = Path(__file__).parents[2] / "models" / "home"

@@ -9,7 +9,6 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.cache_folder import cache_folder
 from runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
 from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
 from runtime.device.cuda.cuda_device import CudaDevice
@@ -21,13 +20,13 @@ from runtime.export.kernels_export import kernel_tensors
 from runtime.export.layout import expected_tensors
 from runtime.export.model_config import ModelConfig
 from runtime.export.reference_pass import decode
+from runtime.files import cache_folder
 from runtime.reference.token_trees import node_depths, pack_mask
 from runtime.rope import rope_tables
 from runtime.tensors.dims import InferenceDims
-from runtime.tensors.dtypes import numpy_dtype
 from runtime.tensors.registry import TensorSpec, build_registry_for_llm
-from runtime.tensors.tensor import Tensor
-from runtime.weights.layout import (
+from runtime.tensors.tensor import Tensor, numpy_dtype
+from runtime.weights.weights_file import (
     EMBEDDING,
     StoredType,
     WeightEntry,

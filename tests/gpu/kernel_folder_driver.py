@@ -18,7 +18,7 @@ from runtime.tensors.registry import (
     build_registry_for_spec_decode_draft,
 )
 from runtime.tensors.tensor import Tensor
-from runtime.weights.layout import load_layout
+from runtime.weights.weights_file import load_layout
 from tests.runtime.export.graph_driver import Array, GraphDriver
 
 

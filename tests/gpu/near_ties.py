@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 GREEDY = RequestOptions(logprobs=2)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.decoding.batch_runtime import StepResult
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.batch_runtime import StepResult
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.tensors.tensor import Tensor
 
 STEPS_BEFORE = 12

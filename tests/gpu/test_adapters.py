@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.example_home import EXAMPLE_HOME
-from runtime.decoding.runtime import LLMInferenceRuntime
+from daemon.shipped_files import EXAMPLE_HOME
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import GeneratedRow, GenerationRequest, RowRequest
 from runtime.text import Tokenizer

@@ -18,14 +18,14 @@ from daemon.cli.export import export
 from daemon.shipped import VISION
 from models.splits import held_out
 from runtime.config import load_config
-from runtime.decoding.assembly import share_context_memory
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.open import open_device
 from runtime.executor.engine import EngineOptions
+from runtime.generation.assembly import share_context_memory
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
-from runtime.vision.answer_check import check_tower_answer
+from runtime.tower_answer import check_tower_answer
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, load_vision_config
 from runtime.weights.external_weight_manager import answer_of

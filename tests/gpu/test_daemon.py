@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hearth_client import Client
 
-from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import own_daemon
-from runtime.decoding.runtime import LLMInferenceRuntime
+from daemon.shipped_files import EXAMPLE_HOME
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.text import Tokenizer
 from tests.gpu.near_ties import divergences, greedy_row, references
 from tests.gpu.test_engines import NEAR_TIE, QUESTIONS

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.export.weights_export import export_weights
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from tests.gpu.conftest import CAPACITY, MODEL
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references

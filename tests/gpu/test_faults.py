@@ -13,11 +13,11 @@ from msgspec import structs
 
 from daemon.own_daemon import own_daemon
 from runtime.config import load_config
-from runtime.decoding.budget import budgets_of
-from runtime.decoding.deployment import DeploymentConfig, load_deployment
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
+from runtime.generation.budget import budgets_of
+from runtime.generation.deployment import DeploymentConfig, load_deployment
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest
 from tests.gpu.conftest import EngineFolder

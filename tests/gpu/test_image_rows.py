@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
-from tests.runtime.decoding.image_models import STORE, arriving, check_text, image_rows
+from tests.runtime.generation.image_models import STORE, arriving, check_text, image_rows
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

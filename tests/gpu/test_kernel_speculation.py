@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from models.splits import held_out
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cuda.ops import CudaStepOps
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer

@@ -8,12 +8,12 @@ import pytest
 from hearth_client import Client
 from msgspec import structs
 
-from daemon.example_home import EXAMPLE_HOME
 from daemon.own_daemon import own_daemon
-from runtime.cache_folder import cache_folder
-from runtime.decoding.runtime import LLMInferenceRuntime
+from daemon.shipped_files import EXAMPLE_HOME
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.weights_export import export_weights
+from runtime.files import cache_folder
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
 from runtime.weights.external_weight_manager import answer_of

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.example_home import EXAMPLE_HOME
-from runtime.decoding.runtime import LLMInferenceRuntime
+from daemon.shipped_files import EXAMPLE_HOME
 from runtime.device.cuda.stream import CudaEvent, CudaStream
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import RowRequest
 from runtime.text import Tokenizer

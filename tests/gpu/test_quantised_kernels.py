@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config import DType
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from runtime.weights.quantised import Kind, pack, round_weights, widen
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, random_weights, reference_logits
 from tests.gpu.test_kernels import NAN_BYTE, TOLERANCE, same, text

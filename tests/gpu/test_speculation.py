@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from models.splits import held_out
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RowRequest
 from runtime.text import Tokenizer

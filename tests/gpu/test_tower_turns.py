@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.decoding.tower_turns import TowerWork
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.generation.tower_turns import TowerWork
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from runtime.tower_answer import answer_pictures, load_tower_answer
 from runtime.vision_config import VISION_FOLDER
 from tests.vision_models import FAMILIES, Family, write_vision_model

@@ -17,9 +17,9 @@ from models.evaluate import reworded_prompt
 from models.peft_folder import write_merged
 from models.rewordings import ADAPTERS, BASE, REWORDINGS, steps_of
 from models.splits import Prompt, held_out
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
 from runtime.export.weights_export import export_weights
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer

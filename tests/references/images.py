@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from runtime.config import RopeConfig
+from runtime.image_processing.positions import pair_axes, row_positions
 from runtime.images import ImageSpan
-from runtime.pictures.positions import pair_axes, row_positions
 from runtime.rope import rope_frequencies
 from tests.vision_models import FAMILIES, TEXT, VISION, Family, write_vision_model
 

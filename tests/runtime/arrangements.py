@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from runtime.arrangement import Arrangement, RowMove, Seat
+from runtime.batch import Arrangement, RowMove, Seat
 from runtime.request import RequestOptions, RowRequest
 
 REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())

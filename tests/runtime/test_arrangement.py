@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.arrangement import Arrangement, RowMove, Seat
+from runtime.batch import Arrangement, RowMove, Seat
 from runtime.errors import HearthError
 from tests.runtime.arrangements import REQUEST, arrangements
 

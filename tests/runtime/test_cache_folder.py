@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cache_folder import cache_folder
 from runtime.errors import HearthError
+from runtime.files import cache_folder
 
 
 def test_the_cache_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import file_digest as module
-from runtime.file_digest import BY_PIECES, file_digest, has_digest, record_digest
+from runtime import files as module
+from runtime.files import BY_PIECES, file_digest, has_digest, record_digest
 
 
 @pytest.fixture(autouse=True)

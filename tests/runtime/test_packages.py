@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from runtime.packages import WHEELS, Need, install_wheels, pip_install
-from runtime.version import VERSION
+from runtime.packages import VERSION, WHEELS, Need, install_wheels, pip_install
 from tests.test_install import PROJECT
 
 ROOT = Path(__file__).parents[2]

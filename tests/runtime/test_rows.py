@@ -1,9 +1,16 @@
 from msgspec import structs
 
-from runtime.arrangement import Arrangement, RowMove, Stale
+from runtime.batch import (
+    PATIENCE,
+    Arrangement,
+    DecodingInferenceContext,
+    DecodingRow,
+    RowMove,
+    RowState,
+    Stale,
+)
 from runtime.executor.simulated_engine import simulated_config
 from runtime.request import RequestOptions, RowRequest, RowToken
-from runtime.rows import PATIENCE, DecodingInferenceContext, DecodingRow, RowState
 from runtime.sampling import Sample
 
 PLACES, SLOTS = 4, 64

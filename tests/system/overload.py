@@ -17,7 +17,7 @@ from hearth_client import AsyncClient
 
 from bench.arrivals.clients import Seen, Watched, closed_loop, open_loop, watch
 from bench.arrivals.figures import checked
-from bench.arrivals.workload import Ask
+from bench.arrivals.ideal import Ask
 from bench.child_process import family_usage
 from bench.load_clients import simulated_stream
 from bench.report import Record, note, print_fields, publish, record_option

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from bench.arrivals.clients import Seen, Watched
-from bench.arrivals.workload import Ask
+from bench.arrivals.ideal import Ask
 from tests.bench.running import run
 from tests.system.overload import OverloadFigures, overload, tokens_per_s
 

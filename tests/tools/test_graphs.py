@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from tests.bench.running import run
 from tools.graphs import GraphRun, graphs
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_run(
     runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else chunks are as long as the machine is quick.
-    monkeypatch.setattr("runtime.decoding.prefill_budget.PrefillBudget.tokens", 64)
+    monkeypatch.setattr("runtime.generation.prefill_budget.PrefillBudget.tokens", 64)
     first, second = (GraphRun(runtime, (1, 2, 3), seed=7).run(4, lambda *_: None) for _ in "ab")
     assert (first.decode_steps, first.cancels) == (second.decode_steps, second.cancels)
 

@@ -175,7 +175,7 @@ def test_every_file_that_needs_a_gpu_is_in_the_suite_twice(run: Run) -> None:
     assert "whole_gpu" in alone
     for command in (shared, alone):
         assert "tests/gpu/test_kernels.py" in command
-        assert "tests/runtime/steps/test_prompt_graphs.py" in command
+        assert "tests/runtime/runner/test_prompt_graphs.py" in command
         assert "tests/runtime/device/cuda/test_walks.py" in command
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import structs
 
 from models.splits import held_out
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import DraftOptions, ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from runtime.request import GenerationRequest, RowRequest
 from runtime.text import Tokenizer

@@ -8,14 +8,17 @@ from numpy.typing import NDArray
 
 from runtime.config import DeviceKind
 from runtime.device.cache_storage import CacheStorage
-from runtime.device.cpu.image_ops import CpuImageOps
-from runtime.device.cpu.ops import CpuStepOps
-from runtime.device.cpu.sampler import CpuBatchSampler
-from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.device.cpu.ops import CpuBatchSampler, CpuCacheStorage, CpuImageOps, CpuStepOps
 from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import BatchSampler, SamplerBuffers, StepOps, TreeOps
-from runtime.device.image_ops import ImageOps
-from runtime.device.stream import HostStream, Stream
+from runtime.device.device import (
+    BatchSampler,
+    HostStream,
+    ImageOps,
+    SamplerBuffers,
+    StepOps,
+    Stream,
+    TreeOps,
+)
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor
 

@@ -1,14 +1,214 @@
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import PathShape, PendingPaths, StepBuffers
+from runtime.batch import Arrangement, RowMove, Seat
+from runtime.device.cache_storage import check_pages
+from runtime.device.device import (
+    AcceptedPath,
+    PathShape,
+    PendingPaths,
+    RotaryTables,
+    SamplerBuffers,
+    StepBuffers,
+    check_splice,
+)
 from runtime.errors import HearthError
-from runtime.reference.ops import fill_positions, look_up_embeddings
-from runtime.reference.token_trees import causal_words, fill_causal, gather_rows, mask_words
+from runtime.image_processing.positions import RowPositions
+from runtime.reference.ops import (
+    PageCopy,
+    copy_pages,
+    fill_positions,
+    fill_rotary,
+    finite_rows,
+    look_up_embeddings,
+    move_rows,
+    slot_index,
+    splice_rows,
+    write_rows,
+)
+from runtime.reference.token_trees import (
+    causal_words,
+    commit_path,
+    fill_causal,
+    gather_rows,
+    mask_words,
+    path_moves,
+)
+from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 from runtime.tensors.tensor import Tensor
+
+
+class CpuImageOps:
+    """Copies embeddings and fills rotary tables with NumPy on the calling thread."""
+
+    def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
+        """Write `rows` over those from `place` on."""
+        check_splice(target, place, rows)
+        splice_rows(target.array, place, rows)
+
+    def clear(self, target: Tensor, places: int) -> None:
+        """Zero the first rows of a buffer."""
+        target.view((places, target.shape[-1])).fill(0)
+
+    def fill_rotary(self, tables: RotaryTables, row: int, positions: RowPositions) -> None:
+        """Fill cosine and sine of a row."""
+        for table, out in ((tables.cos_of, tables.cos), (tables.sin_of, tables.sin)):
+            fill_rotary(out.array[row], table.array, tables.axes.array, positions)
+
+
+class CpuCacheStorage:
+    """The K/V buffers of all layers in host memory."""
+
+    def __init__(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> None:
+        self._buffers = tuple(buffers)
+        self._heads = heads
+        self._head_dim = head_dim
+
+    def write(
+        self,
+        fresh: Sequence[Tensor],
+        start: Tensor,
+        shape: tuple[int, int, int],
+        first: int = 0,
+    ) -> None:
+        """Put new rows [B, heads, S, D] from slot `start` on; `shape` is (B, S, slots)."""
+        rows, width, slots = shape
+        index = slot_index(start.array[:rows], self._heads, width)
+        new = (rows, self._heads, width, self._head_dim)
+        for cache, tensor in zip(self._buffers, fresh, strict=True):
+            write_rows(self._view(cache, first + rows, slots)[first:], tensor.view(new), index)
+
+    def commit_path(self, nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> None:
+        """Move slot `starts[b] + nodes[b, i]` to `starts[b] + i` in every buffer."""
+        moves = path_moves(nodes, np.array(starts), self._heads, slots)
+        if moves.source.size:
+            for tensor in self._buffers:
+                commit_path(self._view(tensor, len(nodes), slots), moves)
+
+    def move(self, moves: Sequence[RowMove], slots: tuple[int, int]) -> None:
+        """Re-lay the rows of every buffer."""
+        for tensor in self._buffers:
+            move_rows(tensor.array.reshape(-1), moves, self._heads, self._head_dim, slots)
+
+    def zero(self, row: int, begin: int, end: int, slots: int) -> None:
+        """Zero these slots of a row in every buffer."""
+        for tensor in self._buffers:
+            self._view(tensor, row + 1, slots)[row, :, begin:end] = 0
+
+    def save(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy slots of rows into pages."""
+        self._copy_pages(pool, copies, slots, save=True)
+
+    def load(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
+        """Copy pages into slots of rows."""
+        self._copy_pages(pool, copies, slots, save=False)
+
+    def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
+        """Copies of a row's first slots, [heads, length, D] a buffer."""
+        views = (self._view(tensor, row + 1, slots) for tensor in self._buffers)
+        return [view[row, :, :length].copy() for view in views]
+
+    def write_row(self, row: int, arrays: Sequence[NDArray[Any]], slots: int) -> None:
+        """Write copies back into a row."""
+        for tensor, array in zip(self._buffers, arrays, strict=True):
+            self._view(tensor, row + 1, slots)[row, :, : array.shape[1]] = array
+
+    def _copy_pages(
+        self, pool: Tensor, copies: Sequence[PageCopy], slots: int, *, save: bool
+    ) -> None:
+        rows = self._buffers[0].shape[0]
+        check_pages(pool, self._buffers, copies, rows, slots)
+        for number, tensor in enumerate(self._buffers):
+            copy_pages(pool.array[:, number], self._view(tensor, rows, slots), copies, save=save)
+
+    def _view(self, tensor: Tensor, rows: int, slots: int) -> NDArray[Any]:
+        return tensor.view((rows, self._heads, slots, self._head_dim))
+
+
+_CHECKED = Sample(-1)
+
+Row = TypeVar("Row")
+
+
+class Ready(Generic[Row]):
+    """What the rows of a step gave, picked at once."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def result(self) -> list[Row]:
+        """The rows."""
+        return self._rows
+
+
+class CpuBatchSampler:
+    """Picks tokens with NumPy on the calling thread."""
+
+    recording = None
+
+    def __init__(self, buffers: SamplerBuffers) -> None:
+        self._vocab_size = buffers.logits.shape[-1]
+        self._logits = buffers.logits.array.reshape(-1, self._vocab_size)
+        self._lengths = buffers.lengths.array
+        self._next_tokens = buffers.next_tokens.array
+        self._trees = buffers.trees
+        self._rows: list[RowSampler] = []
+
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move with their newest tokens; take settings and histories of new ones."""
+        self._rows = arrangement.settle(self._rows, self._seat)
+        tokens = self._next_tokens
+        for source, target, _ in arrangement.moves:
+            tokens[target] = tokens[source]
+
+    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> Ready[Sample | None]:
+        """Pick for the first `picked` of the rows from place `first` on; check the others."""
+        end = rows if picked is None else picked
+        samples = self._pick(self._logits[:end], first) if end else []
+        if end < rows:
+            finite = finite_rows(self._logits[end:rows]).tolist()
+            samples += [_CHECKED if one else None for one in finite]
+        return Ready(samples)
+
+    def verify(self, rows: int, width: int) -> Ready[AcceptedPath | None]:
+        """Walk each row's tree by the logits [rows, width, V] of its nodes."""
+        trees = self._trees
+        if trees is None:
+            raise HearthError("internal", "this sampler was made without token trees")
+        logits = self._logits[: rows * width].reshape(rows, width, self._vocab_size)
+        keys = child_keys(trees.ids.view((rows, width)), trees.parents.view((rows, width)))
+        starts = self._lengths[:rows].tolist()
+        # As in `sample_rows`: what leaves the range of float32 has weight 0 or is refused.
+        with np.errstate(over="ignore"):
+            walks = [
+                walk_tree(logits[row], keys[row], sampler, starts[row] + 1)
+                for row, sampler in enumerate(self._rows[:rows])
+            ]
+        paths = [None if walk is None else AcceptedPath(*walk) for walk in walks]
+        for row, path in enumerate(paths):
+            if path is not None:
+                self._next_tokens[row] = path.samples[-1].token_id
+                self._lengths[row] += len(path.nodes)
+        return Ready(paths)
+
+    def _seat(self, seat: Seat) -> RowSampler:
+        row = seat.request
+        return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
+
+    def _pick(self, logits: NDArray[np.float32], first: int) -> list[Sample | None]:
+        last = first + len(logits)
+        samplers = self._rows[first:last]
+        positions = self._lengths[first:last].tolist()
+        samples = sample_rows(logits, samplers, positions)
+        for sampler, sample in zip(samplers, samples, strict=True):
+            if sample is not None:
+                sampler.accept(sample.token_id)
+        tokens = [-1 if sample is None else sample.token_id for sample in samples]
+        self._next_tokens[first:last] = tokens
+        return samples
 
 
 class DecodeViews(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.stream import CudaStream
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.errors import HearthError
 from runtime.undo import undoing
 

@@ -5,7 +5,7 @@ import numpy as np
 
 from runtime.config import DeviceKind
 from runtime.device.cache_storage import CacheStorage
-from runtime.device.cuda.image_ops import CudaImageOps
+from runtime.device.cuda.cuda_device import CudaImageOps
 from runtime.device.cuda.memory import CudaMemory
 from runtime.device.cuda.sampler import CudaBatchSampler
 from runtime.device.cuda.storage import CudaCacheStorage

@@ -5,19 +5,167 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
+from runtime.batch import RowMove
 from runtime.device.cache_storage import check_pages
 from runtime.device.cuda.element_types import copy_unit, index_type
-from runtime.device.cuda.launch import KernelLaunch
+from runtime.device.cuda.launch import KernelLaunch, addresses, integers
 from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.page_copies import PageCopies
-from runtime.device.cuda.path_commit import PathCommit, check_path
 from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.row_moves import Moves, RowsArguments, prepare_moves, queue_moves
 from runtime.device.cuda.upload import UploadRing
 from runtime.errors import HearthError
 from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
+
+MOVES = 64
+
+
+class RowsArguments(ctypes.Structure):
+    """`Rows` of csrc/step/cache.cu: `buffers` is the address of a table of addresses."""
+
+    _fields_ = (*addresses("buffers"), *integers("heads slots width"))
+
+
+class Moves(ctypes.Structure):
+    """`Moves` of csrc/step/cache.cu, passed by value."""
+
+    _fields_ = (
+        ("count", ctypes.c_int32),
+        ("source", ctypes.c_int32 * MOVES),
+        ("target", ctypes.c_int32 * MOVES),
+        ("used", ctypes.c_int32 * MOVES),
+    )
+
+    def fill(self, moves: Sequence[RowMove]) -> None:
+        """Take at most `MOVES` moves."""
+        self.count = len(moves)
+        for i, move in enumerate(moves):
+            self.source[i], self.target[i], self.used[i] = move
+
+
+def prepare_moves(
+    library: KernelLibrary, unit: str, rows: RowsArguments, moves: Moves
+) -> KernelLaunch:
+    """The launch that moves rows of `unit`s; both structures are read when it is launched."""
+    options = ("-DINDEX=int", f"-DUNIT={unit}")
+    return library.prepare("step/cache", "move_rows", options, _THREADS, (rows, moves))
+
+
+def queue_moves(
+    launch: KernelLaunch, rows: RowsArguments, table: Moves, moves: Sequence[RowMove], buffers: int
+) -> None:
+    """Queue `moves`, in one launch up to `MOVES` of them; raises what `check_order` does."""
+    check_order(moves)
+    needed = [move for move in moves if move.source != move.target and move.used > 0]
+    for first in range(0, len(needed), MOVES):
+        part = needed[first : first + MOVES]
+        table.fill(part)
+        units = min(max(move.used for move in part), rows.slots) * rows.width
+        launch.launch(-(-units // _THREADS), rows.heads, buffers)
+
+
+def check_order(moves: Sequence[RowMove]) -> None:
+    """Raise `internal` where a source or a target is an earlier target."""
+    written: set[int] = set()
+    for source, target, _ in moves:
+        if source in written or target in written:
+            raise HearthError("internal", f"rows cannot be moved in this order: {list(moves)}")
+        written.add(target)
+
+
+PAGES = 64
+
+
+class PagesArguments(ctypes.Structure):
+    """`Pages` of csrc/step/cache.cu, passed by value."""
+
+    _fields_ = (
+        *addresses("pool"),
+        *integers("page_tokens save"),
+        *((name, ctypes.c_int32 * PAGES) for name in PageCopy._fields),
+    )
+
+
+class PageCopies:
+    """Copies between rows and pages, all buffers in one launch."""
+
+    def __init__(self, library: KernelLibrary, unit: str, rows: RowsArguments) -> None:
+        self._rows, self._pages = rows, PagesArguments()
+        options = ("-DINDEX=int", f"-DUNIT={unit}")
+        self._launch = library.prepare(
+            "step/cache", "copy_pages", options, _THREADS, (rows, self._pages)
+        )
+
+    def queue(self, pool: Tensor, copies: Sequence[PageCopy], *, save: bool) -> None:
+        """Queue checked copies, in one launch up to `PAGES` of them."""
+        pages = self._pages
+        _, buffers, heads, tokens, _ = pool.shape
+        pages.pool, pages.page_tokens, pages.save = pool.address, tokens, int(save)
+        needed = [copy for copy in copies if copy.tokens]
+        for first in range(0, len(needed), PAGES):
+            part = needed[first : first + PAGES]
+            for name, values in zip(PageCopy._fields, zip(*part, strict=True), strict=True):
+                getattr(pages, name)[: len(part)] = values
+            units = heads * max(copy.tokens for copy in part) * self._rows.width
+            self._launch.launch(-(-units // _THREADS), len(part), buffers)
+
+
+_INT = np.dtype(np.int32)
+
+
+class PathArguments(ctypes.Structure):
+    """`Path` of csrc/step/cache.cu."""
+
+    _fields_ = (*addresses("nodes"), *integers("rows count"))
+
+
+class PathCommit:
+    """Moves the slots of accepted nodes, all buffers in one launch."""
+
+    def __init__(
+        self,
+        library: KernelLibrary,
+        memory: CudaMemory,
+        ring: UploadRing,
+        unit: str,
+        rows: RowsArguments,
+    ) -> None:
+        self._memory, self._ring = memory, ring
+        self._table: Tensor | None = None
+        self._path = PathArguments()
+        options = ("-DINDEX=int", f"-DUNIT={unit}")
+        self._launch = library.prepare(
+            "step/cache", "commit_path", options, _THREADS, (rows, self._path)
+        )
+
+    def launch(
+        self, nodes: NDArray[np.int32], starts: Sequence[int], units: int, buffers: int
+    ) -> None:
+        """Queue the moves of checked `nodes` [rows, n] for `units` units of a slot, all heads."""
+        rows, count = nodes.shape
+        packed = np.concatenate((nodes.reshape(-1), starts)).astype(_INT)
+        table = self._table
+        if table is None or table.shape[0] < packed.size:
+            table = self._table = self._memory.zeros("accepted nodes", (2 * packed.size,), _INT)
+        self._ring.upload(table.address, packed)
+        self._path.nodes, self._path.rows, self._path.count = table.address, rows, count
+        self._launch.launch(-(-units // _THREADS), rows, buffers)
+
+
+def check_path(nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> bool:
+    """Whether any of `nodes` [rows, n] moves; raises `internal` unless they ascend and fit."""
+    rows, count = nodes.shape
+    if len(starts) != rows:
+        raise HearthError("internal", f"{rows} paths have {len(starts)} starts")
+    if not nodes.size:
+        return False
+    before, after = nodes[:, :-1], nodes[:, 1:]
+    ascends = (after < 0) | ((before >= 0) & (before < after))
+    # A row without nodes ends before its start.
+    ends = np.asarray(starts) + nodes.max(axis=1)
+    if not ascends.all() or (ends >= slots).any():
+        raise HearthError("internal", f"the paths {nodes.tolist()} do not ascend within a cache")
+    return bool((nodes > np.arange(count)).any())
+
 
 _THREADS = 256
 _ADDRESS = np.dtype(np.uint64)

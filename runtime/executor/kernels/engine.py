@@ -17,7 +17,7 @@ from runtime.device.cuda.graph import GraphCapture
 from runtime.device.cuda.launch import Launcher, PackedStep
 from runtime.device.cuda.programs import KernelRequest, Programs, WantedKernels
 from runtime.device.cuda.stream import CudaStream
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, CapturedRun, IOTensor
 from runtime.executor.kernels.attention import (
@@ -26,14 +26,14 @@ from runtime.executor.kernels.attention import (
 )
 from runtime.executor.kernels.draft_step import DraftStep
 from runtime.executor.kernels.step import DecoderStep, StepShape
-from runtime.executor.threads import physical_cores
+from runtime.executor.onnx_engine import physical_cores
 from runtime.loading import Told, nobody
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
 from runtime.tensors.registry import TensorRegistry
 from runtime.tensors.tensor import Tensor
 from runtime.undo import undoing
-from runtime.weights.layout import WeightLayout, load_layout
+from runtime.weights.weights_file import WeightLayout, load_layout
 
 _PACKED_LIMIT = 128
 """Steps whose launches are kept; each holds some hundred small structures."""

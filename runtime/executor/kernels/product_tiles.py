@@ -246,3 +246,185 @@ def _work(eights: int, size: int, present: int) -> float:
     """Eights that the busiest of `present` blocks takes, and what a size costs beside."""
     groups = -(-eights // size)
     return -(-groups // present) * size * (1 + 0.02 * abs(size - 4))
+
+
+_CAPABILITY = (9, 0)
+_GROUP, _SEGMENTS, _BLOCK = 8, 8, 64
+_BARRIER_BYTES = 128
+
+
+class GroupTiles(NamedTuple):
+    """A block's `eights` of rows and `widths` of tokens, eight each, through `depth` stages.
+
+    Four warps together have eight of the eights; `shares` of such groups share the inputs, and four
+    more warps fill the stages. A multiprocessor has room for `resident` blocks.
+    """
+
+    eights: int
+    widths: int
+    depth: int
+    resident: int = 1
+    shares: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Those of a block."""
+        return (self.eights // _GROUP * self.shares + 1) * 128
+
+    @property
+    def shared_bytes(self) -> int:
+        """What stages take, the sums of segments where these are shared, and barriers."""
+        parts = _SEGMENTS * self.area * 4 * 64 if self.shares > 1 else 0
+        return self.depth * (self.eights + self.widths) * EIGHT_BYTES + parts + _BARRIER_BYTES
+
+    @property
+    def area(self) -> int:
+        """Sums of a block, in units of eight by eight."""
+        return self.eights * self.widths
+
+
+class _Measured(NamedTuple):
+    """Tiles, and what 64 inputs take: of one block a multiprocessor, and of all that fit (H200)."""
+
+    tiles: GroupTiles
+    alone_us: float
+    full_us: float
+
+
+SHAPES = (
+    _Measured(GroupTiles(24, 16, 5), 0.75, 0.75),
+    _Measured(GroupTiles(16, 16, 6), 0.62, 0.62),
+    _Measured(GroupTiles(8, 16, 4, 2), 0.4, 0.6),
+    _Measured(GroupTiles(8, 8, 6, 1, 2), 0.27, 0.27),
+)
+# Fewer tokens than that are faster by tiles that warps have alone (H200), those of one matrix by
+# clusters that share its inputs.
+_FEWEST, _FEWEST_OF_ONE = 257, 257
+
+
+@cache
+def group_tiles(
+    facts: GpuFacts, rows: tuple[int, ...], inputs: int, tokens: int, *, gated: bool
+) -> GroupTiles | None:
+    """Tiles of a product of many tokens by four warps together; None where it has none.
+
+    The rows of four warps are of one matrix, or of gate and up where these are `gated`.
+    """
+    whole = gated or all(count % (8 * _GROUP) == 0 for count in rows[:-1])
+    fewest = _FEWEST_OF_ONE if len(rows) == 1 else _FEWEST
+    if facts.capability != _CAPABILITY or tokens < fewest or inputs % _BLOCK or not whole:
+        return None
+    eights, widths = sum(-(-count // 8) for count in rows), -(-tokens // 8)
+
+    def work(shape: _Measured) -> float:
+        tiles = shape.tiles
+        blocks = -(-eights // tiles.eights) * -(-widths // tiles.widths)
+        full, left = divmod(-(-blocks // facts.multiprocessors), tiles.resident)
+        return full * shape.full_us + (shape.alone_us if left else 0)
+
+    fitting = [one for one in SHAPES if _fits(facts, one.tiles, inputs)]
+    return min(fitting, key=work).tiles if fitting else None
+
+
+def _fits(facts: GpuFacts, tiles: GroupTiles, inputs: int) -> bool:
+    # A stage is always one share's, and shares are alike.
+    if inputs // _BLOCK % tiles.shares or tiles.depth % tiles.shares:
+        return False
+    room = facts.shared_per_multiprocessor // tiles.resident - RESERVED
+    return tiles.shared_bytes <= min(room, facts.shared_per_block)
+
+
+_WIDE_DEEP, _WIDE_SHALLOWEST = 4, 2
+
+
+class WideTiles(NamedTuple):
+    """A block's `eights` of rows and `widths` of tokens, eight each, and what a warp has of it.
+
+    That is `tiles` of sixteen rows by `share` widths. A cluster of `split` blocks shares the
+    segments of the inputs.
+    """
+
+    eights: int
+    widths: int
+    tiles: int
+    share: int
+    depth: int
+    resident: int
+    split: int = 1
+    weight_bytes: int = EIGHT_BYTES
+
+    @property
+    def threads(self) -> int:
+        """Those of a block."""
+        return self.eights // 2 // self.tiles * (self.widths // self.share) * 32
+
+    @property
+    def stage_bytes(self) -> int:
+        """What a stage takes of shared memory."""
+        return self.eights * self.weight_bytes + self.widths * EIGHT_BYTES
+
+    @property
+    def parts_bytes(self) -> int:
+        """What the sums of a block's segments take where a cluster adds them."""
+        return WARPS // self.split * self.area * 4 * 64 if self.split > 1 else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the stages take, and the sums of segments."""
+        return self.depth * self.stage_bytes + self.parts_bytes
+
+    @property
+    def area(self) -> int:
+        """Sums of a block, in units of eight by eight."""
+        return self.eights * self.widths
+
+
+# Of four warps each. The larger a tile, the less of it is read again, and the second cache's
+# bandwidth is what large products end at (H200, 7.5 TB/s); the last number is what the others cost
+# more there.
+_WIDE = (
+    (WideTiles(8, 16, 2, 8, _WIDE_DEEP, 2), 1.0),
+    (WideTiles(12, 8, 3, 4, _WIDE_DEEP, 2), 1.15),
+    (WideTiles(8, 8, 2, 4, _WIDE_DEEP, 3), 1.15),
+)
+# Of one block alone a multiprocessor, whose four warps wait for one another.
+_LONELY = 1.5
+_SPLITS = (8, 4, 2)
+
+
+@cache
+def wide_tiles(
+    facts: GpuFacts, eights: int, inputs: int, tokens: int, weight_bytes: int = EIGHT_BYTES
+) -> WideTiles:
+    """Tiles for a product of many tokens: those that keep all multiprocessors busy the longest.
+
+    Where these are more than its blocks, clusters of blocks share the inputs.
+    """
+    widths = -(-tokens // 8)
+
+    def blocks(tiles: WideTiles) -> int:
+        return -(-eights // tiles.eights) * -(-widths // tiles.widths)
+
+    def work(choice: tuple[WideTiles, float]) -> float:
+        tiles, cost = choice
+        each = -(-blocks(tiles) // facts.multiprocessors)
+        lonely = _LONELY if min(each, tiles.resident) == 1 else 1
+        return each * tiles.area * cost * lonely
+
+    made = [(tiles._replace(weight_bytes=weight_bytes), cost) for tiles, cost in _WIDE]
+    tiles = min(((_fitted(facts, tiles), cost) for tiles, cost in made), key=work)[0]
+    # Clusters that wait for one another take longer than blocks that do not share (H200).
+    most = min(facts.largest_cluster, facts.multiprocessors // blocks(tiles))
+    split = next((count for count in _SPLITS if count <= most), 1)
+    if split == 1 or blocks_of(inputs) < 2 * WARPS:
+        return tiles
+    return _fitted(facts, tiles._replace(split=split, resident=2, depth=_WIDE_DEEP))
+
+
+def _fitted(facts: GpuFacts, tiles: WideTiles) -> WideTiles:
+    """The same with room for its stages, of fewer blocks a multiprocessor if need be."""
+    room = min(facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - RESERVED)
+    depth = min(tiles.depth, (room - tiles.parts_bytes) // tiles.stage_bytes)
+    if depth <= _WIDE_SHALLOWEST and tiles.resident > 1:
+        return _fitted(facts, tiles._replace(resident=tiles.resident - 1))
+    return tiles._replace(depth=max(_WIDE_SHALLOWEST, depth))

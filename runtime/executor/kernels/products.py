@@ -17,7 +17,6 @@ from runtime.executor.kernels.adapters import (
     added_arguments,
     shared_out,
 )
-from runtime.executor.kernels.group_tiles import GroupTiles, group_tiles
 from runtime.executor.kernels.product_arguments import (
     GATED,
     NUMBERS,
@@ -34,15 +33,18 @@ from runtime.executor.kernels.product_arguments import (
 )
 from runtime.executor.kernels.product_tiles import (
     COLUMNS,
+    GroupTiles,
     NarrowTiles,
+    WideTiles,
     columns_for,
+    group_tiles,
     is_rehearsed,
     most_blocks,
     narrow_tiles,
     norms_itself,
     takes_many,
+    wide_tiles,
 )
-from runtime.executor.kernels.wide_tiles import WideTiles, wide_tiles
 
 __all__ = ["Form", "Products", "Weight"]
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from runtime.config import PlanRecord
 from runtime.errors import HearthError
-from runtime.packages import pip_install
-from runtime.version import version_numbers
+from runtime.packages import pip_install, version_numbers
 
 # The lean runtime is enough to run a plan; its own name is there only with its umbrella package.
 MODULES = {

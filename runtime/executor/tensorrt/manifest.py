@@ -3,7 +3,7 @@
 from runtime.config import PlanRecord
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineConfig
-from runtime.version import version_numbers
+from runtime.packages import version_numbers
 
 # TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
 _OLDEST_READ_BY_11 = 10

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from runtime.errors import HearthError
-from runtime.version import version_numbers
+from runtime.packages import version_numbers
 
 Builder = Literal["tensorrt", "tensorrt_rtx"]
 """The first is the complete TensorRT, which "auto" takes before TensorRT-RTX."""

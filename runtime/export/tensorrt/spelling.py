@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from runtime.export.classic import ClassicSpelling
-from runtime.export.spelling import KeyValue, StepInputs
+from runtime.export.spelling import ClassicSpelling, KeyValue, StepInputs
 
 
 class PrimitiveSpelling(ClassicSpelling):

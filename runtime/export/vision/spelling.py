@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from runtime.export.graph import GraphBuilder
-from runtime.export.operators import Operators
+from runtime.export.spelling import Operators
 from runtime.export.vision.tower_model import Activation, TowerModel
 
 _HALF_ROOT = 0.5**0.5

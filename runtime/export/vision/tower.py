@@ -10,7 +10,7 @@ from runtime.export.graph import GraphBuilder
 from runtime.export.vision.layout import Merger, has_bias, tower_names
 from runtime.export.vision.spelling import Rotary, TowerSpelling
 from runtime.export.weights import Projection, Weights, row_pieces
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 
 # Symbolic dimensions.
 PATCHES, TOKENS = "patches", "tokens"

@@ -10,7 +10,7 @@ from hearth_client.protocol import Delta, Done, Usage
 
 from bench import toy_daemon
 from bench.arrivals.clients import CONNECTIONS, closed_loop, open_loop
-from bench.arrivals.workload import Ask
+from bench.arrivals.ideal import Ask
 
 SOCKET = Path("socket")
 

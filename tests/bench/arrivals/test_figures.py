@@ -12,8 +12,7 @@ from bench.arrivals.figures import (
     full_house_rate,
     since,
 )
-from bench.arrivals.ideal import Calls, Served
-from bench.arrivals.workload import Ask
+from bench.arrivals.ideal import Ask, Calls, Served
 from bench.load_clients import Tally
 
 

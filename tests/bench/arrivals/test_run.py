@@ -7,10 +7,10 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner
 
+from bench.__main__ import bench
 from bench.arrivals import run as arrivals
 from bench.arrivals.figures import ArrivalFigures
 from bench.arrivals.run import LOADS, MODES, SATURATED
-from bench.commands import bench
 from daemon.cli.errors import Failure
 from tests.bench.running import run
 

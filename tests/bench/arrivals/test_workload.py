@@ -4,8 +4,7 @@ from statistics import mean
 
 import pytest
 
-from bench.arrivals.run import _ratios
-from bench.arrivals.workload import (
+from bench.arrivals.ideal import (
     MAX_RANK,
     MEAN_REPLY,
     PROMPT_TOKENS,
@@ -16,10 +15,11 @@ from bench.arrivals.workload import (
     spread,
     write_adapter,
 )
-from runtime.adapters.peft import read_peft
+from bench.arrivals.run import _ratios
 from runtime.config import load_config
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
+from runtime.lora.peft import read_peft
 from runtime.text import Tokenizer
 from tests.bench.arrivals.test_run import figures
 from tests.bench.conftest import REFERENCE

@@ -5,8 +5,8 @@ from msgspec import structs
 
 from bench.contenders.contender import Job
 from bench.contenders.hearth_model import HearthModel
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 

@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.commands import bench
+from bench.__main__ import bench
 from bench.decode import cases, command
 from bench.decode.cases import ENGINES, GPU_CASES, LARGEST_BATCH, PEERS, GPUCase
 from bench.decode.command import gpu_plan, run_gpu

@@ -7,10 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench import one_row
-from bench.commands import bench
+from bench.__main__ import bench
 from bench.prefix import command
-from bench.prefix.command import runtime_options
-from bench.prefix.session import room
+from bench.prefix.command import room, runtime_options
 from runtime.errors import HearthError
 from runtime.memory.sizes import kv_cache_bytes
 from runtime.onnx_runtime import installed_version, reads_native

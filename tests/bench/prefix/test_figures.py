@@ -1,7 +1,7 @@
 import pytest
 from msgspec import structs
 
-from bench.prefix.figures import Round, prefix_figures, shared_figures
+from bench.prefix.command import Round, prefix_figures, shared_figures
 from runtime.request import RowToken, TopLogprob
 
 

@@ -8,13 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
-from bench.spec.command import _key, spec
-from bench.spec.session import SpecSession
-from bench.spec.verify import Replies, VerifyFigures, compare
+from bench.spec.command import SpecSession, _key, spec
+from bench.spec.contest import Replies, VerifyFigures, compare
 from daemon.cli.errors import FAILED
 from runtime.config import load_config
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import EagleDraftingConfig, RuntimeOptions
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12] * 2
@@ -88,7 +87,7 @@ def test_a_reply_that_differs_fails(toy: Path, monkeypatch: pytest.MonkeyPatch) 
         ours.rows[3].pop()
         return compare(ours, reference, near_tie)
 
-    monkeypatch.setattr("bench.spec.session.compare", wrong)
+    monkeypatch.setattr("bench.spec.command.compare", wrong)
     result = run("--engine", str(toy), "--verify")
     assert result.return_value == FAILED
     assert "lookup/b8: a reply parts" in result.stderr

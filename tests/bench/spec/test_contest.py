@@ -11,10 +11,10 @@ from bench.spec.contest import (
     metrics_since,
     spec_figures,
 )
-from runtime.decoding.runtime import LLMInferenceRuntime
-from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import RowRequest, RowRound, RowToken
+from runtime.speculation.policy import EagleGenerationMetrics
 
 
 def run(tokens: list[list[int]], seconds: float, *kinds: str) -> BatchRun:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from bench.spec import session
-from bench.spec.session import (
+from bench.spec import command
+from bench.spec.command import (
     ALL_CASES,
     VERIFY_SHAPES,
     Prompt,
@@ -87,6 +87,6 @@ def test_prompts_get_the_chat_template(tokenizer: Tokenizer) -> None:
 def test_without_the_program_the_place_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SOURCE", tmp_path / "models" / "home")
+    monkeypatch.setattr(command, "SOURCE", tmp_path / "models" / "home")
     with pytest.raises(HearthError, match="no prompts at"):
         held_out_prompts(1)

@@ -1,7 +1,7 @@
 import pytest
 
-from bench.spec.verify import Divergence, Replies, compare, divergence, replies
-from runtime.decoding.runtime import LLMInferenceRuntime
+from bench.spec.contest import Divergence, Replies, compare, divergence, replies
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import RowToken, TopLogprob
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5]

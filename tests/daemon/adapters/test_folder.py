@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from daemon.adapters.folder import AdapterFolder
+from daemon.adapters.keeper import AdapterFolder
 from daemon.configuration.places import adapters_folder
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config

@@ -9,8 +9,7 @@ from structlog.testing import capture_logs
 
 from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
 from actors.supervisor_messages import AdapterAnswer
-from daemon.adapters.folder import AdapterFolder
-from daemon.adapters.keeper import AdapterKeeper
+from daemon.adapters.keeper import AdapterFolder, AdapterKeeper
 from daemon.control.messages import (
     AdapterAdded,
     AdapterList,
@@ -21,10 +20,10 @@ from daemon.control.messages import (
     ListAdapters,
     RemoveAdapter,
 )
-from runtime.adapters.stored import AdapterRecord
 from runtime.config import LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.simulated_engine import simulated_config
+from runtime.lora.stored import AdapterRecord
 
 RECORD = AdapterRecord(rank=4, base="home", source="/s", shapes="", bytes=9, sha256="")
 

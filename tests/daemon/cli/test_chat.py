@@ -28,7 +28,7 @@ from hearth_client import (
 from hearth_client.protocol import Limits, Reason
 
 from daemon.cli import chat as module
-from daemon.example_home import EXAMPLE_HOME
+from daemon.shipped_files import EXAMPLE_HOME
 
 
 class FakeGeneration:

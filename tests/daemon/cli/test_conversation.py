@@ -4,7 +4,7 @@ import pytest
 from hearth_client.protocol import Limits
 from msgspec import structs
 
-from daemon.cli.conversation import HELP, Conversation
+from daemon.cli.chat import HELP, Conversation
 
 
 def contents(conversation: Conversation) -> list[str]:

@@ -7,7 +7,7 @@ from hearth_client.protocol import (
     StageReport,
 )
 
-from daemon.cli.executor_rows import executor_rows
+from daemon.cli.status import executor_rows
 
 PREFILL = StageReport(steps=2, tokens=40, seconds=0.5)
 NOTHING = StageReport(steps=0, tokens=0, seconds=0.0)

@@ -11,8 +11,8 @@ from click.testing import CliRunner, Result
 
 from daemon.cli.export import export
 from runtime.config import load_config
-from runtime.decoding.deployment import load_deployment
 from runtime.errors import HearthError
+from runtime.generation.deployment import load_deployment
 from runtime.options import RuntimeOptions
 from runtime.vision_config import load_vision_config
 from tests.daemon.conftest import REFERENCE

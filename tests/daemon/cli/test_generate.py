@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.cli.generate import generate
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from tests.peft_models import change_fields, write_peft
 from tests.references import reference_folder
 

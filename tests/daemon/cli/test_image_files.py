@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from daemon.cli.image_files import encode_files
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
+from runtime.image_processing.local_embeddings import LocalEmbeddings
 from runtime.options import RuntimeOptions
-from runtime.pictures.local_embeddings import LocalEmbeddings
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from runtime.text import Tokenizer
-from tests.runtime.pictures.photographs import draw
+from tests.runtime.image_processing.photographs import draw
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

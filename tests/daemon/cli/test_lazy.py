@@ -2,7 +2,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.lazy import LazyCommand, LazyGroup
+from daemon.cli import LazyCommand, LazyGroup
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli.options import settings_from, settings_options
-from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.load import OLD_NAMES
 from daemon.configuration.settings import SETTINGS, Settings, flag_of
 from runtime.errors import HearthError
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli.errors import Failure
-from daemon.cli.prompts import encode_prompt, parse_ids, read_prompts
+from daemon.cli.generate import encode_prompt, parse_ids, read_prompts
 from runtime.text import Tokenizer
 
 

@@ -12,10 +12,10 @@ from hearth_client.protocol import ImageUsage
 from rich.console import Console, RenderableType
 
 from daemon.cli import trace as module
-from daemon.cli.waterfall import listing, milliseconds, waterfall
+from daemon.cli.trace import listing, milliseconds, waterfall
 from daemon.control.messages import Trace, TraceReport
 from daemon.door.finished import FinishedRequest
-from tests.daemon.tracing.records import record
+from tests.daemon.observe.tracing.records import record
 
 
 def drawn(view: RenderableType, width: int) -> list[str]:

@@ -11,9 +11,9 @@ from msgspec import structs
 from daemon.cli.export import export
 from daemon.cli.serve import serve
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import resolve_deployment
 from runtime.errors import HearthError
-from runtime.export.draft_options import DraftOptions, check_draft_options, resolve_tree
+from runtime.export.draft_config import DraftOptions, check_draft_options, resolve_tree
+from runtime.generation.deployment import resolve_deployment
 from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from tests.runtime.engine_configs import draft_config, small_config
 

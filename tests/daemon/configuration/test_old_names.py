@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.configuration.load import load_settings
-from daemon.configuration.old_names import OLD_NAMES
+from daemon.configuration.load import OLD_NAMES, load_settings
 from daemon.configuration.settings import settings_of
 from runtime.errors import HearthError
 from runtime.options import EagleDraftingConfig, check_speculation

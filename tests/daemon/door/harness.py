@@ -21,11 +21,11 @@ from actors.arena import Arena
 from actors.image_work import ImageTimes
 from actors.mailbox import Receiver, Sender
 from actors.settings import PolicySettings
-from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.front_door import FrontDoor
 from daemon.door.keys import Keys
 from daemon.door.settings import DoorSettings
+from daemon.door.state import DoorFacts
 from daemon.life import Life
 from runtime.request import FinishReason, RowToken, TopLogprob
 

@@ -10,13 +10,12 @@ from actors.mailbox import MailboxFull, Sender
 from actors.messages import AskReport, Cancel, ClientGone, Convert
 from actors.settings import PolicySettings
 from daemon.door.dispatch import Dispatch
-from daemon.door.facts import DoorFacts
 from daemon.door.finished import Listener
 from daemon.door.sessions import Kind, OpenRequest, Session
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Sent
 from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorState
+from daemon.door.state import DoorFacts, DoorState
 
 
 class FakeSocket:

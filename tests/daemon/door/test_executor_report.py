@@ -1,12 +1,12 @@
 from hearth_client.protocol import ImagesReport
 
 from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.executor_report import executor_report
-from runtime.decoding.metrics import StageMetrics
-from runtime.drafting.metrics import EagleGenerationMetrics
-from runtime.prefix.metrics import PrefixMetrics
+from daemon.door.replies import executor_report
+from runtime.generation.step_times import StageMetrics
+from runtime.kv_cache.prefix_cache import PrefixMetrics
 from runtime.request import RowRound
-from runtime.steps.image_merge import MultimodalMetrics
+from runtime.runner.image_merge import MultimodalMetrics
+from runtime.speculation.policy import EagleGenerationMetrics
 
 
 def test_every_metric_is_reported_under_its_name() -> None:

@@ -1,6 +1,6 @@
 from actors.messages import ExecutorLimits
 from actors.settings import PolicySettings
-from daemon.door.facts import door_facts, within
+from daemon.door.state import door_facts, within
 from runtime.executor.simulated_engine import simulated_config
 
 

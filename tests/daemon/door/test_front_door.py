@@ -25,9 +25,9 @@ from msgspec import structs
 from actors.supervisor_messages import ExecutorMetrics
 from daemon.door import replies
 from daemon.life import Life
-from runtime.decoding.metrics import StageMetrics
-from runtime.drafting.metrics import EagleGenerationMetrics
 from runtime.errors import HearthError
+from runtime.generation.step_times import StageMetrics
+from runtime.speculation.policy import EagleGenerationMetrics
 from tests.daemon.door.harness import (
     BACKENDS,
     FACTS,

@@ -11,7 +11,7 @@ from hearth_client import Client, UnsupportedOption
 
 from actors.arena import Arena
 from daemon.door import local_socket
-from daemon.door.process_bounds import memory_of_process
+from daemon.door.curve_socket import memory_of_process
 from tests.daemon.door.harness import (
     BACKENDS,
     Harness,

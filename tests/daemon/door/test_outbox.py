@@ -11,7 +11,7 @@ from hearth_client.protocol import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.door.outbox import Outbox
+from daemon.door.sessions import Outbox
 
 
 def delta(request_id: str, seq: int, text: str = "x") -> Delta:

@@ -13,13 +13,12 @@ from actors.mailbox import Sender
 from actors.messages import Prepare
 from actors.settings import PolicySettings
 from daemon.door.dispatch import Dispatch
-from daemon.door.facts import DoorFacts
 from daemon.door.pictures import Pictures
 from daemon.door.requests import Requests
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import Received
 from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorState
+from daemon.door.state import DoorFacts, DoorState
 from daemon.life import Life
 from tests.daemon.door.test_dispatch import Desk, FakeMailbox, FakeSocket
 

@@ -13,10 +13,10 @@ import pytest
 from actors import messages as m
 from actors.settings import PolicySettings
 from daemon.door import front_door
-from daemon.door.facts import DoorFacts
 from daemon.door.front_door import FrontDoor
 from daemon.door.settings import DoorSettings
 from daemon.door.socket import DoorSocket, Received
+from daemon.door.state import DoorFacts
 from daemon.life import Life
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 

@@ -10,13 +10,10 @@ from hearth_client.protocol import Answer, Delta, Done, Error, TokenLogprob, Tok
 
 from actors.settings import PolicySettings
 from daemon.door import dispatch
-from daemon.door.delivery import Delivery
-from daemon.door.dispatch import Dispatch
-from daemon.door.facts import DoorFacts
-from daemon.door.outbox import Outbox
-from daemon.door.sessions import OpenRequest, Session
+from daemon.door.dispatch import Delivery, Dispatch
+from daemon.door.sessions import OpenRequest, Outbox, Session
 from daemon.door.settings import DoorSettings
-from daemon.door.state import DoorState
+from daemon.door.state import DoorFacts, DoorState
 
 MIB = 1 << 20
 SLOW_BYTES = 60_000

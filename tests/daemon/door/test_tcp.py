@@ -18,9 +18,8 @@ from hearth_client.keys import read_key_file
 from actors.arena import Arena
 from actors.settings import Reloadable
 from daemon.door import curve_socket, zap
-from daemon.door.curve_socket import CurveSocket, open_port
+from daemon.door.curve_socket import CurveSocket, Growth, open_port
 from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
-from daemon.door.process_bounds import Growth
 from daemon.door.settings import DoorSettings
 from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
 from tests.daemon.door.test_hostile import ended

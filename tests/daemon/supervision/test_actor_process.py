@@ -10,7 +10,7 @@ import pytest
 from actors.addresses import SocketFolder
 from actors.arena import Arena
 from actors.roles import HostConfig
-from daemon.supervision.actor_process import ActorProcess
+from daemon.supervision.supervisor import ActorProcess
 
 COUNT_ARENAS = """
 import os, pathlib, sys
@@ -68,7 +68,7 @@ async def test_a_process_inherits_what_its_configuration_names_and_nothing_else(
     (tmp_path / "actors" / "__init__.py").touch()
     host = tmp_path / "actors" / "host.py"
     host.write_text(COUNT_ARENAS)
-    monkeypatch.setattr("daemon.supervision.actor_process._SOURCE", tmp_path)
+    monkeypatch.setattr("daemon.supervision.supervisor._SOURCE", tmp_path)
     one, other = Arena.create("one", 64), Arena.create("other", 64)
     config = HostConfig(
         name="encoder-1",

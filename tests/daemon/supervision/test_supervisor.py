@@ -18,8 +18,8 @@ from actors.messages import ExecutorRetires, SetLogLevel
 from actors.roles import HostConfig
 from actors.settings import LogSettings
 from daemon.configuration.settings import settings_of
-from daemon.supervision.actor_process import ActorProcess
 from daemon.supervision.restart_policy import SupervisionSettings
+from daemon.supervision.supervisor import ActorProcess
 from runtime.errors import HearthError
 from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 

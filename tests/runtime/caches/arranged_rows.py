@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement, Seat, Stale
-from runtime.caches.hybrid_cache_manager import HybridCacheManager
+from runtime.batch import Arrangement, Seat, Stale
 from runtime.config import LLMEngineRunnerConfig
 from runtime.device.device import Device
+from runtime.kv_cache.kv_cache_manager import HybridCacheManager
 from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor
 from tests.runtime.arrangements import arrangements

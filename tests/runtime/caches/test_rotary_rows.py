@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.arrangement import Arrangement, RowMove, Seat
-from runtime.caches.hybrid_cache_manager import HybridCacheManager
-from runtime.caches.rotary_rows import RotaryRows
+from runtime.batch import Arrangement, RowMove, Seat
 from runtime.config import LLMEngineRunnerConfig, RopeConfig
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cpu.image_ops import CpuImageOps
-from runtime.device.image_ops import RotaryTables
+from runtime.device.cpu.ops import CpuImageOps
+from runtime.device.device import RotaryTables
 from runtime.errors import HearthError
+from runtime.image_processing.positions import RowPositions, row_positions
 from runtime.images import EmbeddedImage, ImageSpan, Slot
-from runtime.pictures.positions import RowPositions, row_positions
+from runtime.kv_cache.kv_cache_manager import HybridCacheManager, RotaryRows
 from runtime.request import RowRequest
 from tests.runtime.engine_configs import small_config
 

@@ -2,7 +2,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from runtime.caches.kv_cache_manager import KVCacheManager
+from runtime.kv_cache.kv_cache_manager import KVCacheManager
 from runtime.tensors.tensor import Tensor
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.image_ops import RotaryTables
+from runtime.device.device import RotaryTables
+from runtime.image_processing.positions import PLAIN, RowPositions, row_positions
 from runtime.images import ImageSpan
-from runtime.pictures.positions import PLAIN, RowPositions, row_positions
 from runtime.tensors.tensor import Tensor
 
 ROWS, SLOTS, PAIRS, POSITIONS = 3, 20, 6, 20

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.device.cpu.ops import CpuCacheStorage
 from runtime.device.cpu.tree_ops import CpuTreeOps
 from runtime.device.device import TreeOps
 from runtime.reference import token_trees

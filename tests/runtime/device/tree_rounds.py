@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from msgspec import structs
 
-from runtime.arrangement import Arrangement, RowMove
+from runtime.batch import Arrangement, RowMove
 from runtime.device.cache_storage import CacheStorage
 from runtime.device.device import (
     AcceptedPath,

@@ -4,12 +4,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, IOTensor
 from runtime.tensors.registry import Direction, TensorRegistry, TensorSpec
-from runtime.tensors.tensor import Tensor
-from runtime.tensors.tensor_map import TensorMap
+from runtime.tensors.tensor import Tensor, TensorMap
 
 FLOAT = np.dtype(np.float32)
 

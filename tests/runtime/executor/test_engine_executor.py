@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.stream import HostStream
+from runtime.device.device import HostStream
 from runtime.errors import HearthError
 from runtime.executor import engine_executor
 from runtime.executor.engine import EngineOptions
@@ -12,8 +12,7 @@ from runtime.executor.engine_executor import EngineExecutor
 from runtime.executor.simulated_engine import simulated_config
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import Profile
-from runtime.tensors.tensor import Tensor
-from runtime.tensors.tensor_map import TensorMap
+from runtime.tensors.tensor import Tensor, TensorMap
 from tests.runtime.executor.fake_engine import (
     FLOAT,
     FakeEngine,

@@ -1,8 +1,8 @@
 import pytest
 
 from runtime.errors import HearthError
+from runtime.executor.engine import BindingSnapshot
 from runtime.executor.graph_cache import GraphCache
-from runtime.executor.snapshot import BindingSnapshot
 
 
 class _Graph:

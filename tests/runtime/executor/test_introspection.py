@@ -3,7 +3,7 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
-from runtime.executor.introspection import check_bindings, check_known
+from runtime.executor.engine_executor import check_bindings, check_known
 from runtime.tensors.registry import TensorRegistry, TensorSpec
 
 FLOAT = np.dtype(np.float32)

@@ -10,10 +10,10 @@ import pytest
 from msgspec import structs
 
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.stream import HostStream
+from runtime.device.device import HostStream
 from runtime.errors import HearthError
 from runtime.executor.engine import EngineOptions
-from runtime.executor.onnx_cuda_session import provider_options, session_options
+from runtime.executor.onnx_cuda_engine import provider_options, session_options
 from runtime.export import ExportOptions, export_model
 from runtime.export.options import TargetType
 from runtime.onnx_runtime import CUDA_PROVIDER

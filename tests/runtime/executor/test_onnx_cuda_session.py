@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 
 from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.stream import HostStream
+from runtime.device.device import HostStream
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
 from runtime.errors import Code, HearthError
 from runtime.executor.engine import EngineOptions
-from runtime.executor.onnx_cuda_session import ON_THE_HOST, open_session, step_error
+from runtime.executor.onnx_cuda_engine import ON_THE_HOST, open_session, step_error
 from runtime.executor.simulated_engine import simulated_config
 from tests.runtime.export.trees import export_with_draft
 

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 from msgspec import structs
 
-from runtime.device.stream import HostStream
+from runtime.device.device import HostStream
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding, EngineOptions, Initializers
 from runtime.executor.onnx_engine import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.stream import HostStream
+from runtime.device.device import HostStream
 from runtime.executor.engine import Binding
 from runtime.executor.simulated_engine import (
     HOT_LOGIT,

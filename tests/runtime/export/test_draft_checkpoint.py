@@ -9,8 +9,12 @@ from safetensors.numpy import load_file, save_file
 
 from runtime.errors import HearthError
 from runtime.export.checkpoint import SINGLE_FILE
-from runtime.export.draft_checkpoint import check_draft_tensors, open_draft, read_full_ids
-from runtime.export.draft_config import load_draft_config
+from runtime.export.draft_config import (
+    check_draft_tensors,
+    load_draft_config,
+    open_draft,
+    read_full_ids,
+)
 from runtime.export.model_config import load_model_config
 from tests.eagle_models import Form, write_draft
 from tests.references import reference_folder

@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from runtime.errors import HearthError
-from runtime.export.draft_options import (
+from runtime.export.draft_config import (
     DraftOptions,
     check_draft_options,
     resolve_drafting,

@@ -5,9 +5,9 @@ from msgspec import structs
 
 from runtime.errors import HearthError
 from runtime.export import ExportOptions
-from runtime.export.engine_config import engine_config, resolve_head
+from runtime.export.engine_files import engine_config, resolve_head
 from runtime.export.model_config import load_model_config
-from runtime.version import VERSION
+from runtime.packages import VERSION
 from tests.references import reference_folder
 
 MODEL = load_model_config(reference_folder("qwen3"))

@@ -22,7 +22,7 @@ from runtime.export.checkpoint import Checkpoint
 from runtime.export.layout import EMBEDDING
 from runtime.export.options import check_options
 from runtime.rope import rope_tables
-from runtime.steps.engine_tables import read_shapes
+from runtime.runner.engine_tables import read_shapes
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
 

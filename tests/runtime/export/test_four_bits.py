@@ -12,13 +12,13 @@ from runtime.engine_folder import MODEL_FILE
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_files import engine_config
 from runtime.export.model_config import load_model_config
 from runtime.export.options import check_options
 from runtime.export.reference_pass import reference_logits
 from runtime.export.rounded_weights import RoundedWeights
 from runtime.export.tensorrt.options import PlanOptions
-from runtime.weights.layout import load_layout
+from runtime.weights.weights_file import load_layout
 from tests.references import reference_folder
 from tests.references import reference_logits as stored_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows

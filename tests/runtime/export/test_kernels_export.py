@@ -24,17 +24,15 @@ from runtime.engine_folder import (
 from runtime.errors import HearthError
 from runtime.export import DraftOptions, ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.draft_checkpoint import open_draft
+from runtime.export.draft_config import open_draft
 from runtime.export.export import gpu_dtype
 from runtime.export.options import TargetType
 from runtime.export.weights_export import export_weights
 from runtime.known_answer import load_answer
-from runtime.tensors.dtypes import numpy_dtype
-from runtime.tensors.tensor import Tensor
-from runtime.tensors.tensor_map import TensorMap
+from runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
 from runtime.vision_config import VISION_FOLDER, load_vision_config
 from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
-from runtime.weights.layout import load_layout
+from runtime.weights.weights_file import load_layout
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import change_tensors, copy_model, shallow_model

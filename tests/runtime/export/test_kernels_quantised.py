@@ -17,8 +17,8 @@ from runtime.export.layout import EMBEDDING
 from runtime.export.rounded_weights import RoundedWeights
 from runtime.known_answer import load_answer
 from runtime.memory.sizes import projection_bytes
-from runtime.weights.layout import WeightLayout, load_layout
 from runtime.weights.quantised import Kind, Quantised, unpack, widen
+from runtime.weights.weights_file import WeightLayout, load_layout
 from tests.references import reference_folder
 
 HOME = Path(__file__).parents[3] / "models" / "home"

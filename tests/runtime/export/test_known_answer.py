@@ -10,7 +10,7 @@ from runtime.engine_folder import ANSWER_FILE, DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_files import engine_config
 from runtime.export.known_answer import (
     Heard,
     Rehearsal,

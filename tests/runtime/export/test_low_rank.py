@@ -15,7 +15,7 @@ from runtime.config import Quantization, load_config
 from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
 from runtime.export import ExportOptions, export_model
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_files import engine_config
 from runtime.export.model_config import load_model_config
 from runtime.export.options import Dialect, resolve_dialect
 from runtime.export.reference_pass import reference_logits

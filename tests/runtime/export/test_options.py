@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from runtime.errors import HearthError
-from runtime.export.draft_options import DraftOptions
+from runtime.export.draft_config import DraftOptions
 from runtime.export.options import (
     ExportOptions,
     check_options,

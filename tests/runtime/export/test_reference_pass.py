@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_files import engine_config
 from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions
 from runtime.export.reference_pass import reference_logits

@@ -5,7 +5,7 @@ import pytest
 from runtime.config import RopeConfig
 from runtime.errors import HearthError
 from runtime.export.json_file import Fields
-from runtime.export.rope_config import read_rope
+from runtime.export.model_config import read_rope
 
 LLAMA3 = {
     "factor": 8.0,

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from runtime.export import export_model, rounded_weights
 from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_config import engine_config
+from runtime.export.engine_files import engine_config
 from runtime.export.layout import EMBEDDING
 from runtime.export.model_config import load_model_config
 from runtime.export.options import ExportOptions

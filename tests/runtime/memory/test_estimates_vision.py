@@ -5,14 +5,14 @@ from pathlib import Path
 from msgspec import structs
 
 from runtime.config import FileRecord, PlanRecord
-from runtime.decoding.budget import budgets_of
-from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.predicted import predict_memory
 from runtime.device.open import measuring_device
 from runtime.export.options import Dialect, ExportOptions
 from runtime.export.vision.write import write_vision
+from runtime.generation.budget import budgets_of
+from runtime.generation.deployment import DeploymentConfig
+from runtime.generation.predicted import predict_memory
 from runtime.memory.estimates import estimate_tower
-from runtime.tensors.tower import tower_dims
+from runtime.tensors.registry import tower_dims
 from runtime.vision.vision_runner import allocate_tower_buffers
 from tests.runtime.engine_configs import small_config
 from tests.runtime.vision.tower_config import config_of

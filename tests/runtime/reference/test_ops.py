@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
+from runtime.batch import RowMove
 from runtime.reference.ops import (
     fill_positions,
     finite_rows,

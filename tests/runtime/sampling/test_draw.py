@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from runtime.request import RequestOptions
-from runtime.sampling.draw import draw, invert, tempered
-from runtime.sampling.philox import uniforms
+from runtime.sampling.row_sampler import draw, invert, tempered, uniforms
 from tests.runtime.sampling import reference
 
 weights_strategy = hnp.arrays(

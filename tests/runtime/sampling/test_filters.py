@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from runtime.request import RequestOptions
-from runtime.sampling.filters import kept_tokens
+from runtime.sampling.row_sampler import kept_tokens
 from tests.runtime.sampling import reference
 
 # Spread like logits: up to 40 below the likeliest, so that every search path is taken.

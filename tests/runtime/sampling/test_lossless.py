@@ -15,7 +15,7 @@ import pytest
 
 from runtime.request import RequestOptions
 from runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
-from runtime.sampling.philox import uniforms
+from runtime.sampling.row_sampler import uniforms
 from tests.runtime.sampling import reference
 
 VOCAB, LENGTH, DRAWS = 8, 3, 100_000

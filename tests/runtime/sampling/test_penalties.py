@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.request import RequestOptions
-from runtime.sampling.penalties import ScoreAdjustment, TokenCounts
+from runtime.sampling.row_sampler import ScoreAdjustment, TokenCounts
 from tests.runtime.sampling import reference
 
 VOCAB = 30

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import HearthError
-from runtime.tensors.buckets import bucket_for, bucket_sizes
+from runtime.tensors.profiles import bucket_for, bucket_sizes
 
 
 @pytest.mark.parametrize(

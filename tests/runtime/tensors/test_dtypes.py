@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from runtime.config import DType
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 
 
 def test_every_configured_type_has_a_numpy_type() -> None:

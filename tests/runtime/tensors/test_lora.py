@@ -6,7 +6,7 @@ from msgspec import structs
 from runtime.config import LORA_JOINED, LLMEngineRunnerConfig
 from runtime.errors import HearthError
 from runtime.executor.engine import IOTensor
-from runtime.executor.introspection import check_bindings, check_known
+from runtime.executor.engine_executor import check_bindings, check_known
 from runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
 from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
 from tests.runtime.engine_configs import small_config

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
-from runtime.tensors.tensor_map import TensorMap
+from runtime.tensors.tensor import Tensor, TensorMap
 
 FLOAT = np.dtype(np.float32)
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import HearthError
-from runtime.text.disguise import Disguise, SpecialText, alternatives
+from runtime.text.tokenizer import Disguise, SpecialText, alternatives
 
 SPELLINGS = ["<|end|>", "<|end_of|>", "[X]", "<s>"]
 texts = st.lists(

@@ -3,7 +3,7 @@ import tokenizers
 from tokenizers import models
 
 from runtime.errors import HearthError
-from runtime.text.special_tokens import SpecialTokens
+from runtime.text.tokenizer import SpecialTokens
 from tests.runtime.text.folders import byte_level, word_level
 
 

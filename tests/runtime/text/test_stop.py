@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import HearthError
-from runtime.text.stop import StopMatcher
+from runtime.text.stream import StopMatcher
 
 # Two letters, so that stop strings overlap one another and themselves all the time.
 texts = st.text("ab", max_size=30)

@@ -9,7 +9,7 @@ from runtime.config import load_config
 from runtime.engine_folder import write_config
 from runtime.errors import HearthError
 from runtime.text import Tokenizer
-from runtime.text.text_files import TokenizerFile
+from runtime.text.tokenizer import TokenizerFile
 from tests.runtime.text.folders import byte_level, word_level, write_folder
 
 

@@ -5,11 +5,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.executor.engine import Binding, IOTensor, SelfContained
 from runtime.executor.engine_executor import EngineExecutor
 from runtime.images import ImageLayout
-from runtime.tensors.tower import build_registry_for_tower, build_tower_profiles
+from runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VisionConfig
 

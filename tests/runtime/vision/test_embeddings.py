@@ -14,11 +14,11 @@ from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.executor.engine import EngineOptions
 from runtime.export.options import Dialect, ExportOptions
 from runtime.export.vision.write import write_vision
-from runtime.pictures.patches import patch
-from runtime.pictures.sizes import layout_of
+from runtime.image_processing.patches import patch
+from runtime.image_processing.sizes import layout_of
 from runtime.vision.vision_runner import VisionRunner
 from runtime.vision_config import VISION_FOLDER, VisionConfig
-from tests.runtime.pictures.photographs import draw, photo
+from tests.runtime.image_processing.photographs import draw, photo
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 SIZES = [(96, 64), (40, 120), (57, 83)]

@@ -4,9 +4,9 @@ from runtime.errors import HearthError
 from runtime.images import Picture
 from runtime.text import Tokenizer
 from runtime.text.chat_template import ChatTemplate
-from runtime.text.text_files import TokenizerFile
+from runtime.text.tokenizer import TokenizerFile
 from runtime.vision.prompt import Shown, encode_turns
-from tests.runtime.pictures.photographs import config_like
+from tests.runtime.image_processing.photographs import config_like
 from tests.vision_models import FAMILIES, VOCABULARY, Family, make_tokenizer
 from tests.vision_processors import TEMPLATES
 

@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.export import ExportOptions, export_model
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import RequestOptions, RowRequest
 from tests.runtime.export.hugging_face import Tensors, change_tensors

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.decoding.runtime import LLMInferenceRuntime
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions
 from runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.low_rank_models import merge, random_adapter

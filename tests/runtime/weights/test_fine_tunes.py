@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from runtime.config import WEIGHTS_FILE, Quantization, load_config
-from runtime.decoding.answer_check import AnswerReport
-from runtime.decoding.deployment import load_engines
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.engine_folder import DRAFT_FOLDER
 from runtime.errors import HearthError
 from runtime.export import DraftOptions
 from runtime.export.layout import EMBEDDING, HEAD
 from runtime.export.weights_export import export_weights
+from runtime.generation.answer_check import AnswerReport
+from runtime.generation.deployment import load_engines
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.options import RuntimeOptions, SpeculationOptions
 from runtime.weights.external_weight_manager import answer_of
 from tests.eagle_models import write_draft

@@ -13,8 +13,7 @@ from runtime.config import WEIGHTS_FILE
 from runtime.engine_folder import LAYOUT_FILE
 from runtime.errors import HearthError
 from runtime.export.weights_export import export_weights
-from runtime.weights.layout import load_layout
-from runtime.weights.weights_file import open_weights
+from runtime.weights.weights_file import load_layout, open_weights
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.weights.external_models import export, generated, tuned, with_header
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.arrivals.workload import MAX_RANK, add_adapters, write_adapter
+from bench.arrivals.ideal import MAX_RANK, add_adapters, write_adapter
 from bench.toy_daemon import simulated_flags, toy_engine
 from daemon.control.client import ask
 from daemon.control.messages import AdapterAdded, AdapterRemoved, AddAdapter, RemoveAdapter

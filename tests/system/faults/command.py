@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from bench.arrivals.workload import MAX_RANK
+from bench.arrivals.ideal import MAX_RANK
 from bench.report import Record, figure, note, publish, record_option
 from bench.toy_daemon import engine_option, given_or_toy
 from daemon.cli.console import out

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.errors import HearthError
 from runtime.executor.engine import Engine
 from runtime.executor.engine_executor import EngineExecutor

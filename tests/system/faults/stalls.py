@@ -6,9 +6,8 @@ import uvloop
 
 from bench.arrivals.clients import Seen, open_loop
 from bench.arrivals.figures import ArrivalFigures, Load, arrival_figures, calls_of, checked
-from bench.arrivals.ideal import first_come
+from bench.arrivals.ideal import Workload, first_come
 from bench.arrivals.run import PLACES, executor_report, executor_since
-from bench.arrivals.workload import Workload
 from bench.toy_daemon import NO_REUSE
 from daemon.own_daemon import OwnDaemon
 from runtime.text import Tokenizer

@@ -4,7 +4,7 @@ import pytest
 
 from runtime.errors import HearthError
 from runtime.export import ExportOptions, export_model
-from runtime.pictures.headers import read_header
+from runtime.image_processing.headers import read_header
 from tests.bench.running import run
 from tests.system.faults.bad_pictures import _bad_pictures
 from tests.system.faults.command import faults

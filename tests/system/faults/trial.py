@@ -168,7 +168,7 @@ class Trial:
     def same_tokens(self, client: WireClient, request_id: str, reference: str) -> None:
         """Two replies have to be alike; on a real engine they may part at a near-tie."""
         # Loads the runtime, which no refusal of a wrong command line has to wait for.
-        from bench.spec.verify import NEAR_TIE, divergence  # noqa: PLC0415 - said above
+        from bench.spec.contest import NEAR_TIE, divergence  # noqa: PLC0415 - said above
 
         parted = divergence(0, client.tokens(request_id), client.tokens(reference))
         gap = 0.0 if parted is None else parted.gap

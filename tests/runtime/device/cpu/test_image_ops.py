@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.device.cpu.image_ops import CpuImageOps
+from runtime.device.cpu.ops import CpuImageOps
 from runtime.errors import HearthError
-from runtime.pictures.positions import RowPositions
+from runtime.image_processing.positions import RowPositions
 from runtime.tensors.tensor import Tensor
 from tests.runtime.device.image_buffers import PAIRS, ROW_POSITIONS, SLOTS, rotary_tables
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement, Seat
+from runtime.batch import Arrangement, Seat
 from runtime.device.cpu.cpu_device import CpuDevice
 from runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
 from runtime.errors import HearthError

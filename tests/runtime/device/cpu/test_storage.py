@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from runtime.arrangement import RowMove
-from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.batch import RowMove
+from runtime.device.cpu.ops import CpuCacheStorage
 from runtime.errors import HearthError
 from runtime.reference.ops import PageCopy
 from runtime.tensors.tensor import Tensor

@@ -7,12 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.batch import Sample
-from runtime.sampling.draw import draw, tempered
-from runtime.sampling.logprobs import log_normaliser
-from runtime.sampling.penalties import ScoreAdjustment
-from runtime.sampling.philox import UniformSource
+from runtime.sampling.batch import Sample, log_normaliser
 from runtime.sampling.ranking import leading
+from runtime.sampling.row_sampler import ScoreAdjustment, UniformSource, draw, tempered
 
 NEAR = 1e-6
 

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 from msgspec import structs
 
-from runtime.arrangement import Arrangement, RowMove
+from runtime.batch import Arrangement, RowMove
 from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from runtime.request import RequestOptions, RowRequest

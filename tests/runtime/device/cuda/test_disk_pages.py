@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.caches.hybrid_cache_manager import HybridCacheManager
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.executor.simulated_engine import simulated_config
-from runtime.prefix.disk_tier import DiskTier
-from runtime.prefix.page_loads import PageLoads
-from runtime.prefix.page_pool import PagePool
-from runtime.prefix.pages import Match, Place, Rooms, Save
-from runtime.prefix.spill_file import HEAD_BYTES
-from runtime.prefix.spill_folder import SpillFolder
-from runtime.prefix.worth import Worth
-from tests.runtime.prefix.spills import files, pages
+from runtime.kv_cache.disk_tier import DiskTier
+from runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from runtime.kv_cache.page_loads import PageLoads, Worth
+from runtime.kv_cache.page_pool import PagePool
+from runtime.kv_cache.pages import Match, Place, Rooms, Save
+from runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from tests.runtime.kv_cache.spills import files, pages
 
 pytestmark = pytest.mark.gpu
 CONFIG = structs.replace(

@@ -7,19 +7,18 @@ import pytest
 from msgspec import structs
 
 from runtime.config import LLMEngineRunnerConfig
-from runtime.decoding.deployment import DeploymentConfig
-from runtime.decoding.runtime import LLMInferenceRuntime
 from runtime.device.cuda import cuda_device
 from runtime.device.cuda.context import CudaContext
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.graph import GraphCapture
-from runtime.device.device import Device
-from runtime.device.stream import Stream
+from runtime.device.device import Device, Stream
 from runtime.errors import HearthError
 from runtime.executor import engine_executor
 from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
 from runtime.executor.simulated_engine import simulated_config
+from runtime.generation.deployment import DeploymentConfig
+from runtime.generation.runtime import LLMInferenceRuntime
 from runtime.request import RequestOptions, RowRequest
 from runtime.tensors.registry import TensorRegistry
 from runtime.tensors.tensor import Tensor

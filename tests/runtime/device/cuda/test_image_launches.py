@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import HearthError
-from runtime.pictures.positions import PLAIN, RowPositions
+from runtime.image_processing.positions import PLAIN, RowPositions
 from tests.runtime.device.cuda.test_tree_launches import Queue
 from tests.runtime.device.image_buffers import PAIRS, ROW_POSITIONS, SLOTS, rotary_tables
 

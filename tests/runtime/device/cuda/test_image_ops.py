@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cpu.image_ops import CpuImageOps
+from runtime.device.cpu.ops import CpuImageOps
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.errors import HearthError
 from runtime.tensors.tensor import Tensor

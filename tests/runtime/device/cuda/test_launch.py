@@ -5,23 +5,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.arrangement import RowMove
+from runtime.batch import RowMove
 from runtime.device.cuda.context import CudaContext
+from runtime.device.cuda.cuda_device import RotaryArguments
 from runtime.device.cuda.driver import CudaDriver
 from runtime.device.cuda.element_types import copy_unit, float_type, index_type
-from runtime.device.cuda.image_ops import RotaryArguments
 from runtime.device.cuda.launch import KernelLaunch, Launch, Launcher, pack_arguments
 from runtime.device.cuda.ops import FeedArguments, LengthsArguments
-from runtime.device.cuda.path_commit import PathArguments
-from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
-from runtime.device.cuda.row_moves import MOVES, Moves, RowsArguments, queue_moves
-from runtime.device.cuda.row_settings import ROW, is_greedy, row_settings
 from runtime.device.cuda.sample_ring import RESULT
 from runtime.device.cuda.sampler import RECORDED_SLOTS, BatchArguments
+from runtime.device.cuda.storage import MOVES, Moves, PathArguments, RowsArguments, queue_moves
 from runtime.device.cuda.stream import CudaStream
-from runtime.device.cuda.tree_feed import NodesArguments
+from runtime.device.cuda.tree_ops import FinishArguments, NodesArguments, ProposalArguments
 from runtime.device.cuda.walks import WalkArguments
-from runtime.device.cuda.wide_draws import SPOTS, WORK_BYTES, WideArguments
+from runtime.device.cuda.wide_draws import (
+    ROW,
+    SPOTS,
+    WORK_BYTES,
+    WideArguments,
+    is_greedy,
+    row_settings,
+)
 from runtime.errors import HearthError
 from runtime.request import RequestOptions
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver

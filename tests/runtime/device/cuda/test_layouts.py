@@ -5,28 +5,28 @@ from typing import Any
 
 import pytest
 
-from runtime.device.cuda.chain_step import ChainArguments
 from runtime.device.cuda.compiler import (
     KernelAttribute,
     KernelConfig,
     kernel_source,
     load_compiler_api,
 )
-from runtime.device.cuda.image_ops import RotaryArguments
+from runtime.device.cuda.cuda_device import RotaryArguments
 from runtime.device.cuda.ops import FeedArguments, FoundArguments, LengthsArguments
-from runtime.device.cuda.page_copies import PagesArguments
-from runtime.device.cuda.path_commit import PathArguments
-from runtime.device.cuda.proposal import FinishArguments, ProposalArguments
-from runtime.device.cuda.row_moves import Moves, RowsArguments
-from runtime.device.cuda.row_settings import ROW
 from runtime.device.cuda.sample_ring import RESULT
 from runtime.device.cuda.sampler import BatchArguments, TokenMoves
-from runtime.device.cuda.tree_feed import NodesArguments
+from runtime.device.cuda.storage import Moves, PagesArguments, PathArguments, RowsArguments
+from runtime.device.cuda.tree_ops import (
+    ChainArguments,
+    FinishArguments,
+    NodesArguments,
+    ProposalArguments,
+)
 from runtime.device.cuda.walks import WalkArguments
-from runtime.device.cuda.wide_draws import WideArguments
+from runtime.device.cuda.wide_draws import ROW, WideArguments
 from runtime.executor.kernels.adapters import AddedArguments, ShrinkArguments, ShrinkConfig
 from runtime.executor.kernels.attention import AttentionArguments, AttentionConfig, HeadConfig
-from runtime.executor.kernels.draft_pieces import (
+from runtime.executor.kernels.draft_step import (
     DraftConfig,
     FuseArguments,
     ScoresArguments,
@@ -39,9 +39,9 @@ from runtime.executor.kernels.product_arguments import (
     ProductArguments,
     ProductConfig,
 )
+from runtime.executor.kernels.product_tiles import WideTiles
 from runtime.executor.kernels.products import TiledConfig
-from runtime.executor.kernels.stream import StreamArguments, StreamConfig
-from runtime.executor.kernels.wide_tiles import WideTiles
+from runtime.executor.kernels.step import StreamArguments, StreamConfig
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 TYPES = ("-DINDEX=long long", "-DUNIT=uint4", "-DHIDDEN=uint4", "-DEACH=1")

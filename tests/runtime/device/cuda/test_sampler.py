@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement, Seat
+from runtime.batch import Arrangement, Seat
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.sampler import CudaBatchSampler
-from runtime.device.device import SamplerBuffers
-from runtime.device.picks import PendingSamples
+from runtime.device.device import PendingSamples, SamplerBuffers
 from runtime.errors import HearthError
 from runtime.request import RequestOptions, RowRequest
 from runtime.sampling.batch import Sample

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.arrangement import RowMove
-from runtime.device.cpu.storage import CpuCacheStorage
+from runtime.batch import RowMove
+from runtime.device.cpu.ops import CpuCacheStorage
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.cuda.storage import CudaCacheStorage
 from runtime.errors import HearthError

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.arrangement import Arrangement
-from runtime.device.cpu.sampler import CpuBatchSampler
+from runtime.batch import Arrangement
+from runtime.device.cpu.ops import CpuBatchSampler
 from runtime.device.cuda.cuda_device import CudaDevice
 from runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
 from runtime.errors import HearthError

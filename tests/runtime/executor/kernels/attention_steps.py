@@ -21,7 +21,7 @@ from runtime.executor.kernels.attention import (
     units_of,
 )
 from runtime.reference.attention import SPLIT, attended, rotated, seen_slots
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.tensors.tensor import numpy_dtype
 from tests.runtime.engine_configs import small_config
 
 Array = NDArray[Any]

@@ -13,7 +13,7 @@ from runtime.executor.kernels.engine import fixed_shape
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import TensorRegistry, TensorSpec, build_registry_for_llm
 from runtime.tensors.tensor import Tensor
-from runtime.weights.layout import EMBEDDING, ModelFacts, WeightEntry, WeightLayout
+from runtime.weights.weights_file import EMBEDDING, ModelFacts, WeightEntry, WeightLayout
 from tests.runtime.engine_configs import small_config
 
 FACTS = GpuFacts((9, 0), 132, 227 << 10, 228 << 10, 8)

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from runtime.config import DType
-from runtime.executor.kernels.draft_pieces import PART, DraftPieces, parts_bytes
+from runtime.executor.kernels.draft_step import PART, DraftPieces, parts_bytes
 from tests.runtime.executor.kernels.lab import EPSILON, TYPES, Lab
 
 pytestmark = pytest.mark.gpu

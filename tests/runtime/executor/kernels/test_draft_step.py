@@ -10,7 +10,7 @@ from runtime.executor.kernels.engine import io_tensors_of
 from runtime.executor.kernels.step import StepShape
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.registry import TensorSpec, build_registry_for_spec_decode_draft
-from runtime.weights.layout import WeightEntry
+from runtime.weights.weights_file import WeightEntry
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
     bindings_of,

@@ -15,8 +15,7 @@ from runtime.device.cuda.launch import Launch
 from runtime.device.cuda.programs import WantedKernels
 from runtime.errors import HearthError
 from runtime.executor.engine import Binding
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.introspection import check_bindings, check_known
+from runtime.executor.engine_executor import EngineExecutor, check_bindings, check_known
 from runtime.executor.kernels.attention import Attention
 from runtime.executor.kernels.engine import (
     KernelsEngine,
@@ -27,7 +26,7 @@ from runtime.executor.kernels.engine import (
 from runtime.executor.kernels.step import DecoderStep
 from runtime.tensors.dims import InferenceDims
 from runtime.tensors.profiles import build_profiles, prefill_widths
-from runtime.weights.layout import write_layout
+from runtime.weights.weights_file import write_layout
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 from tests.runtime.device.cuda.test_tree_launches import NoCompiler
 from tests.runtime.executor.kernels.kernel_engines import (

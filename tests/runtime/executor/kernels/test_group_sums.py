@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from runtime.config import DType
-from runtime.executor.kernels import group_tiles
-from runtime.executor.kernels.group_tiles import SHAPES, GroupTiles
+from runtime.executor.kernels import product_tiles
+from runtime.executor.kernels.product_tiles import SHAPES, GroupTiles
 from runtime.executor.kernels.products import Weight
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.test_product_sums import EPS, Array, Case
@@ -24,10 +24,10 @@ def tiles(
     """The only tiles that products of many tokens have."""
     if lab.facts.capability != (9, 0):
         pytest.skip("the instructions of four warps together are those of 9.0 alone")
-    monkeypatch.setattr(group_tiles, "SHAPES", (request.param,))
-    group_tiles.group_tiles.cache_clear()
+    monkeypatch.setattr(product_tiles, "SHAPES", (request.param,))
+    product_tiles.group_tiles.cache_clear()
     yield request.param.tiles
-    group_tiles.group_tiles.cache_clear()
+    product_tiles.group_tiles.cache_clear()
 
 
 def case_of(lab: Lab, dtype: DType, inputs: int, rows: tuple[int, ...]) -> Case:
@@ -47,7 +47,7 @@ def test_tokens_have_the_bits_that_they_have_alone(
     case = case_of(lab, dtype, inputs, rows)
     alone = {place: case.normed(case.x[place : place + 1])[0] for place in SOME}
     for tokens in (257, MOST):
-        chosen = group_tiles.group_tiles(lab.facts, rows, inputs, tokens, gated=False)
+        chosen = product_tiles.group_tiles(lab.facts, rows, inputs, tokens, gated=False)
         assert chosen == (None if inputs // 64 % tiles.shares else tiles)
         found = case.normed(case.x[:tokens])
         assert np.isfinite(found).all()

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.device.cuda.programs import KernelRequest, WantedKernels
 from runtime.executor.kernels.adapters import Adapter
-from runtime.executor.kernels.draft_pieces import DraftPieces
+from runtime.executor.kernels.draft_step import DraftPieces
 from runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS
 from tests.runtime.executor.kernels.test_product_kernels import compiled, known

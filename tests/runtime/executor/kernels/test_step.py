@@ -12,8 +12,7 @@ from runtime.executor.engine import Binding, IOTensor
 from runtime.executor.kernels import step as module
 from runtime.executor.kernels.engine import io_tensors_of
 from runtime.executor.kernels.products import Form
-from runtime.executor.kernels.step import DecoderStep, StepShape
-from runtime.executor.kernels.stream import StreamArguments
+from runtime.executor.kernels.step import DecoderStep, StepShape, StreamArguments
 from runtime.executor.kernels.weight_forms import bound_weight, weight_forms
 from runtime.tensors.dims import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.device.stream import Stream
+from runtime.device.device import Stream
 from runtime.executor.engine import Binding
 from runtime.tensors.tensor import Tensor
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from runtime.config import FileRecord, LLMEngineRunnerConfig
-from runtime.device.stream import HostStream, Stream
+from runtime.device.device import HostStream, Stream
 from runtime.engine_folder import PLAN_FILE
 from runtime.errors import HearthError
 from runtime.executor.tensorrt.engine import TensorRTEngine, load_plan, record_graph

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.executor.tensorrt.engine import TensorRTEngine
+from runtime.executor.tensorrt.engine import RuntimeCache, TensorRTEngine
 from runtime.executor.tensorrt.library import make_log
-from runtime.executor.tensorrt.rtx import RuntimeCache
 from runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import PLAN
 from tests.runtime.executor.tensorrt.fake_library import STREAM, RtxEngine, fake_library, step

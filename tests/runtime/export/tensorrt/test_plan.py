@@ -10,11 +10,16 @@ from msgspec import structs
 from runtime.config import LLMEngineRunnerConfig
 from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from runtime.errors import HearthError
-from runtime.export.draft_options import DraftOptions
+from runtime.export.draft_config import DraftOptions
 from runtime.export.tensorrt import plan
 from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.plan import build_or_fall_back, graph_digest, settle_options
-from runtime.export.tensorrt.subprocess_builder import NoAttentionKernelError, run_builder
+from runtime.export.tensorrt.plan import (
+    NoAttentionKernelError,
+    build_or_fall_back,
+    graph_digest,
+    run_builder,
+    settle_options,
+)
 from tests.runtime.engine_configs import small_config
 from tests.runtime.export.tensorrt.graphs import graph_options
 

@@ -14,14 +14,14 @@ from runtime.export import export_model
 from runtime.export.options import Dialect, TargetType
 from runtime.export.tensorrt import plan
 from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.subprocess_builder import run_builder
-from runtime.tensors.dtypes import numpy_dtype
+from runtime.export.tensorrt.plan import run_builder
 from runtime.tensors.profiles import build_profiles
 from runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
 )
+from runtime.tensors.tensor import numpy_dtype
 from runtime.weights.external_weight_manager import ExternalWeightManager
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import shallow_model

@@ -7,12 +7,12 @@ import pytest
 
 from runtime.engine_folder import MODEL_FILE, PLAN_FILE
 from runtime.executor.engine import IOTensor
-from runtime.executor.introspection import check_bindings
+from runtime.executor.engine_executor import check_bindings
 from runtime.executor.tensorrt.library import numpy_dtype_of
 from runtime.export.options import Dialect, ExportOptions, TargetType
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.vision.write import write_vision
-from runtime.tensors.tower import build_registry_for_tower, build_tower_profiles
+from runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
 from runtime.vision_config import VISION_FOLDER
 from tests.vision_models import FAMILIES, Family, write_vision_model
 

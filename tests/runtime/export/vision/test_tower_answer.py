@@ -18,10 +18,9 @@ from runtime.export.rounded_weights import RoundedWeights
 from runtime.export.tensorrt.options import PlanOptions
 from runtime.export.vision import write
 from runtime.export.vision.layout import without_model
-from runtime.export.vision.reference_tower import reference_outputs
 from runtime.export.vision.tower_model import load_tower
-from runtime.export.vision.write import write_vision
-from runtime.tensors.tower import tower_outputs
+from runtime.export.vision.write import reference_outputs, write_vision
+from runtime.tensors.registry import tower_outputs
 from runtime.tower_answer import (
     MIXES,
     TowerAnswer,

@@ -9,7 +9,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from runtime.engine_folder import MODEL_FILE
-from runtime.tensors.tower import build_registry_for_tower
+from runtime.tensors.registry import build_registry_for_tower
 from runtime.vision.tower_inputs import Segment, tower_inputs
 from runtime.vision_config import VisionConfig
 

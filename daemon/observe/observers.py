@@ -1,0 +1,107 @@
+"""Who hears of every request that has ended, and what is told of the daemon: metrics, traces."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from actors.logs import Log
+from daemon.configuration.settings import Settings
+from daemon.control.messages import CancelRequest, ControlRequest, Metrics, MetricsText, Top, Trace
+from daemon.control.server import Handler
+from daemon.door.finished import Listener
+from daemon.door.front_door import FrontDoor
+from daemon.observe.metrics.collector import Look
+from daemon.observe.metrics.endpoint import OPENMETRICS, Endpoint, Form, open_endpoints
+from daemon.observe.metrics.registry import DaemonMetrics
+from daemon.observe.tracing.otlp import open_spans
+from daemon.observe.tracing.overview import History, Overview
+from daemon.supervision.supervisor import Supervisor
+from runtime.config import LLMEngineRunnerConfig
+from runtime.memory.system import available_memory
+from runtime.packages import VERSION
+
+
+class Observers:
+    """Counts, remembers and sends what the `listeners` hear; looks at the parts that it is given.
+
+    What it opens is closed at the end of `opened`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: str,
+        config: LLMEngineRunnerConfig,
+        *,
+        log: Log,
+        opened: ExitStack,
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._opened = opened
+        self._history = History()
+        self._metrics = DaemonMetrics(metrics_info(model, config), self._look)
+        self.on_step = self._metrics.gaps.step
+        self.listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
+        self._spans = open_spans(model) if settings.traces == "otlp" else None
+        if self._spans is not None:
+            opened.callback(self._spans.close)
+            self.listeners.append(self._spans.add)
+
+    @property
+    def handlers(self) -> dict[type[ControlRequest], Handler]:
+        """What the owner may ask them, once they are open."""
+        overview = Overview(self._door, self._history, self._look)
+        return {
+            Metrics: self._tell_metrics,
+            Trace: self._history.answer,
+            Top: overview.answer,
+            CancelRequest: overview.cancel,
+        }
+
+    def open(self, door: FrontDoor, supervisors: Sequence[Supervisor]) -> list[Endpoint]:
+        """Look at these parts from now on; where metrics are served. Raises `socket_unusable`."""
+        self._door, (self._executor, *others) = door, supervisors
+        self._encoder = next(iter(others), None)
+        endpoints = open_endpoints(
+            self._settings.metrics_port, self._settings.metrics_socket, self._metrics.expose
+        )
+        for endpoint in endpoints:
+            self._opened.callback(endpoint.close)
+        return endpoints
+
+    async def _tell_metrics(self, asked: Metrics) -> MetricsText:
+        form: Form = OPENMETRICS if asked.openmetrics else "text/plain"
+        return MetricsText((await self._metrics.expose(form)).page.decode())
+
+    async def _look(self) -> Look:
+        door = self._door
+        return Look(
+            state=door.state.life.state,
+            settings=door.state.settings.current,
+            queue=door.state.queue.current,
+            clients=door.clients,
+            totals=door.state.totals,
+            refusals=door.state.refusals,
+            load=await door.load(),
+            executor=door.state.metrics,
+            executor_pid=self._executor.pid,
+            silent_s=self._executor.silent_s,
+            restarts=self._executor.restarts,
+            encoder_restarts=None if self._encoder is None else self._encoder.restarts,
+            lost_lines=self._log.all_lost,
+            lost_spans=self._spans.lost if self._spans else 0,
+            free=available_memory(),
+            pictures=None if door.state.pictures is None else door.state.pictures.bytes,
+        )
+
+
+def metrics_info(model: str, config: LLMEngineRunnerConfig) -> dict[str, str]:
+    """What the metrics say of build and model."""
+    return {
+        "version": VERSION,
+        "model": model,
+        "backend": config.backend,
+        "device": config.device,
+        "dtype": config.dtype,
+        "quantization": config.weight_quantization,
+    }

@@ -1,0 +1,132 @@
+"""What the daemon does now, for its owner."""
+
+import os
+import resource
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import islice
+from pathlib import Path
+
+from msgspec import structs
+
+from daemon.control.messages import (
+    MOST_REQUESTS,
+    Cancelled,
+    CancelRequest,
+    Top,
+    TopReport,
+    Trace,
+    TraceReport,
+)
+from daemon.door.finished import FinishedRequest
+from daemon.door.front_door import FrontDoor
+from daemon.door.overview import generations, open_clients, running_request, tokens_of_replies
+from daemon.observe.metrics.collector import Look
+from runtime.errors import HearthError
+from runtime.kv_cache.prefix_cache import PrefixMetrics
+
+LIMIT = 1000
+"""Of records without a client's options: each has less than 1 KiB."""
+
+
+class History:
+    """The last `LIMIT` records of generations, the newest last; no text of theirs is in it."""
+
+    def __init__(self) -> None:
+        self._kept: deque[FinishedRequest] = deque(maxlen=LIMIT)
+
+    def add(self, ended: FinishedRequest) -> None:
+        """Keep the record of a generation that has ended."""
+        self._kept.append(structs.replace(ended, options=None))
+
+    def failures(self, most: int) -> list[FinishedRequest]:
+        """The newest that failed, the newest last."""
+        found = (ended for ended in reversed(self._kept) if ended.failed)
+        return list(islice(found, most))[::-1]
+
+    async def answer(self, asked: Trace) -> TraceReport:
+        """The record asked for, or the newest ones; raises `unknown_request`."""
+        if not asked.request:
+            newest = list(self._kept)[-asked.last :] if asked.last else []
+            return TraceReport(newest, time.monotonic())
+        for ended in self._kept:
+            if ended.request == asked.request:
+                return TraceReport([ended], time.monotonic())
+        text = (
+            f"{asked.request[:40]!r} is none of the last {LIMIT} requests that have ended: "
+            "hearth trace lists the newest, the log has all"
+        )
+        raise HearthError("unknown_request", text, "request")
+
+
+_ERRORS = 8
+
+
+class Overview:
+    """Answers `Top` and `CancelRequest`."""
+
+    def __init__(
+        self, door: FrontDoor, history: History, look: Callable[[], Awaitable[Look]]
+    ) -> None:
+        self._door = door
+        self._history = history
+        self._look = look
+
+    async def answer(self, _asked: Top) -> TopReport:
+        """The report of this moment."""
+        look = await self._look()
+        state, sessions, load = self._door.state, self._door.sessions, look.load
+        now = time.monotonic()
+        running = generations(sessions)
+        prefix = (look.executor and look.executor.prefix) or PrefixMetrics()
+        return TopReport(
+            server=state.facts.server,
+            model=state.facts.model,
+            state=state.life.state,
+            stage=state.life.stage,
+            share=state.life.share,
+            reason=state.life.reason,
+            now=now,
+            uptime_s=state.uptime_s,
+            places=load.places if load else 0,
+            running=load.running if load else 0,
+            queued=load.queued if load else 0,
+            queued_tokens=load.queued_tokens if load else 0,
+            tokens=tokens_of_replies(sessions, state),
+            open=len(running),
+            restarts=look.restarts,
+            totals=dict(look.totals),
+            refusals=dict(look.refusals),
+            memory=_memory(look),
+            clients=open_clients(sessions),
+            requests=[running_request(one, state, now) for one in running[:MOST_REQUESTS]],
+            errors=self._history.failures(_ERRORS),
+            prefix_queried=prefix.queried,
+            prefix_reused=prefix.reused,
+        )
+
+    async def cancel(self, asked: CancelRequest) -> Cancelled:
+        """End a request; raises `unknown_request`."""
+        self._door.cancel(asked.request)
+        return Cancelled(asked.request)
+
+
+def _memory(look: Look) -> dict[str, int]:
+    found = {"daemon": _resident(os.getpid()), "free": look.free}
+    if look.executor_pid is not None:
+        found["executor"] = _resident(look.executor_pid)
+    if look.executor is not None and look.executor.device_free is not None:
+        found["device free"] = look.executor.device_free
+    if look.pictures is not None:
+        found["pictures"] = look.pictures
+    return found
+
+
+def _resident(pid: int) -> int:
+    """Bytes of a process that lie in RAM; 0 for one that is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * resource.getpagesize()

@@ -1,0 +1,435 @@
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.request import FinishReason, RowRequest, RowToken
+from runtime.sampling import Sample
+
+Kept = TypeVar("Kept")
+
+
+class RowMove(NamedTuple):
+    """Row `source` becomes row `target`; its first `used` slots are kept."""
+
+    source: int
+    target: int
+    used: int
+
+
+class Seat(NamedTuple):
+    """A new row takes a place; its first `filled` tokens are put there from the prefix cache.
+
+    So are the first `drafted` entries of a draft engine.
+    """
+
+    place: int
+    request: RowRequest
+    filled: int = 0
+    drafted: int = 0
+
+
+class Stale(NamedTuple):
+    """Slots [begin, end) of a place that may hold numbers that are not finite."""
+
+    place: int
+    begin: int
+    end: int
+
+
+class Arrangement(NamedTuple):
+    """How the rows of a batch are placed anew between two steps.
+
+    The places 0 to `rows` - 1 are taken from then on. Moves happen in their order: each target is
+    free by its turn, rows go up or down, and a row moves once. What a move keeps counts slots of
+    the base's cache; an owner that knows lengths of its own goes by those. Stale slots are zeroed
+    when all rows have moved.
+    """
+
+    rows: int
+    moves: Sequence[RowMove] = ()
+    seats: Sequence[Seat] = ()
+    stale: Sequence[Stale] = ()
+
+    @classmethod
+    def fresh(cls, requests: Sequence[RowRequest]) -> "Arrangement":
+        """An empty house in which these take the places 0, 1, ..."""
+        return cls(len(requests), seats=[Seat(*seat) for seat in enumerate(requests)])
+
+    def settle(self, kept: Sequence[Kept], seat: Callable[[Seat], Kept]) -> list[Kept]:
+        """What an owner keeps of each row, by place, when all have moved and new ones are seated.
+
+        Raises `internal` where a row would be lost on its way, or a place have none or two.
+        """
+        places, settled = dict(enumerate(kept)), set[int]()
+        for source, target, _ in self.moves:
+            if target in settled or source in settled or source not in places:
+                raise HearthError("internal", f"rows cannot move so: {list(self.moves)}")
+            places[target] = places.pop(source)
+            settled.add(target)
+        for one in self.seats:
+            if one.place in settled:
+                raise HearthError("internal", f"place {one.place} is given to two rows")
+            places[one.place] = seat(one)
+            settled.add(one.place)
+        if not settled.issubset(range(self.rows)) or not places.keys() >= set(range(self.rows)):
+            raise HearthError("internal", f"the places of {self.rows} rows are not 0, 1, ...")
+        return [places[place] for place in range(self.rows)]
+
+
+class RowOwner(Protocol):
+    """Keeps state by the place of a row: caches, the sampler, a proposer."""
+
+    def rearrange(self, arrangement: Arrangement) -> None:
+        """Let rows move, and new ones take their seats."""
+
+
+PATIENCE = 4
+"""Chunks in which newcomers may pass a joiner before the house is closed to others."""
+
+
+class RowState(Enum):
+    """Whether a row goes on, or how it left."""
+
+    LIVE = "live"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+# Before Python 3.12 a member is looked up by Python code, which every row would run in each step.
+_LIVE = RowState.LIVE
+
+
+def tokens_to_generate(row: RowRequest, capacity: int) -> int:
+    """How many tokens a row is to generate in all: what it asks for, or as many as fit."""
+    asked = row.options.max_tokens
+    return capacity - row.prompt_length if asked is None else asked
+
+
+class DecodingRow:
+    """One row of a running batch.
+
+    `number` is what its tokens are reported by. `filled` counts the tokens that the caches hold
+    once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
+    steps picks; `passed` the chunks that newcomers had before it since its own last one. `plain`
+    rows take no trees, as their own have failed. Of the prompt `reused` tokens were there before,
+    and `drafted` entries of a draft engine. The first `certain` tokens lie where text would have
+    put them; behind those a tree's path had other slots between its nodes.
+    """
+
+    __slots__ = (
+        "_end_tokens",
+        "_longest",
+        "certain",
+        "drafted",
+        "filled",
+        "initial",
+        "number",
+        "options",
+        "passed",
+        "plain",
+        "prompt_length",
+        "request",
+        "reused",
+        "state",
+        "token_ids",
+        "unplanned",
+    )
+
+    def __init__(
+        self, number: int, request: RowRequest, capacity: int, end_tokens: frozenset[int]
+    ) -> None:
+        self.number = number
+        self.request = request
+        self.token_ids = list(request.token_ids)
+        self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
+        self.prompt_length = request.prompt_length
+        self.options = request.options
+        self.plain = False
+        self.filled = self.passed = self.reused = self.drafted = 0
+        self.certain = capacity
+        self.state = _LIVE
+        self._longest = request.prompt_length + tokens_to_generate(request, capacity)
+        self.unplanned = self._longest - len(self.token_ids)
+        self._end_tokens = frozenset[int]() if request.options.ignore_eos else end_tokens
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens still to be prefilled."""
+        return max(0, len(self.initial) - self.filled)
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether a further step makes sense: the row is live and its limit is not yet queued."""
+        return self.unplanned > 0 and self.state is _LIVE
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens beyond the prompt."""
+        return self.token_ids[self.prompt_length :]
+
+    def take(self, sample: Sample | None) -> RowToken | None:
+        """Append a sampled token, or fail when its logits were not finite, and report it.
+
+        A row that left has nothing to report, nor has one whose logits were only checked.
+        """
+        if self.state is not _LIVE:
+            return None
+        if sample is None:
+            return self.fail("non_finite")
+        token_id = sample.token_id
+        if token_id < 0:
+            return None
+        self.token_ids.append(token_id)
+        finish: FinishReason | None = None
+        if token_id in self._end_tokens:
+            finish = "stop"
+        elif len(self.token_ids) >= self._longest:
+            finish = "length"
+        if finish is not None:
+            self.state = RowState.FINISHED
+        return RowToken(self.number, token_id, sample.logprob, sample.top, finish)
+
+    def fail(self, code: str) -> RowToken:
+        """End the row with an error and report it."""
+        self.state = RowState.FAILED
+        return RowToken(self.number, -1, error=code)
+
+
+def all_left(rows: Sequence[DecodingRow]) -> bool:
+    """Tell whether there were rows, and none of them is there any more."""
+    for row in rows:
+        if row.state is _LIVE:
+            return False
+    return bool(rows)
+
+
+class DecodingInferenceContext:
+    """The rows of a running batch by place, and how they are placed anew between two steps.
+
+    `rows[i]` is row i of the engine. The first `decoding` rows decode; those behind them have
+    prompt left, the shortest rest first. A row whose last token is still being picked has left
+    `rows` and is live until that token is known. `room` counts the slots that a step may write
+    behind the filled ones, and a row leaves all but one of them free at its end. `owners` keep
+    state by the places of rows, and move with them.
+    """
+
+    def __init__(
+        self, config: LLMEngineRunnerConfig, room: int = 1, owners: Iterable[RowOwner] = ()
+    ) -> None:
+        self.owners = list(owners)
+        self.rows: list[DecodingRow] = []
+        self.decoding = 0
+        self.capacity = config.max_kv_cache_capacity - (room - 1)
+        self._places = config.max_supported_batch_size
+        self._slots = config.max_kv_cache_capacity
+        self._end_tokens = frozenset(config.eos_token_ids)
+        # What a decode step writes beyond the filled slots: only a joiner's place gets such.
+        self._tree = room if room > 1 else 0
+        self._coming: list[DecodingRow] = []
+        self._by_number: dict[int, DecodingRow] = {}
+        self._next = 0
+        self._lost = False
+
+    @property
+    def any_live(self) -> bool:
+        """Whether a row has not ended."""
+        # A generator would be one more call for each row of each step.
+        for row in self._by_number.values():  # noqa: SIM110 - see above
+            if row.state is _LIVE:
+                return True
+        return False
+
+    @property
+    def decoders(self) -> list[DecodingRow]:
+        """The rows that decode, by place."""
+        return self.rows[: self.decoding]
+
+    @property
+    def joiners(self) -> list[DecodingRow]:
+        """The rows with prompt left, which lie behind those."""
+        return self.rows[self.decoding :]
+
+    @property
+    def places(self) -> int:
+        """Places that no row needs from the next step on."""
+        going = sum(row.runs_on for row in self.rows)
+        return self._places - going - sum(row.runs_on for row in self._coming)
+
+    @property
+    def free(self) -> int:
+        """Places that rows can take now: none while a joiner waits that newcomers keep passing."""
+        joiners = self.joiners
+        closed = any(row.passed >= PATIENCE and row.runs_on for row in joiners)
+        return 0 if closed else self.places
+
+    @property
+    def coming(self) -> list[DecodingRow]:
+        """Rows that take their places by the next `arrange`."""
+        return self._coming
+
+    @property
+    def stays(self) -> bool:
+        """Whether all rows keep their places and nobody comes."""
+        if self._coming or self._lost:
+            return False
+        # As `runs_on`, of which there would be a call for each row of each step.
+        for row in self.rows:  # noqa: SIM110 - see above
+            if row.unplanned <= 0 or row.state is not _LIVE:
+                return False
+        return True
+
+    def admit(self, requests: Iterable[RowRequest]) -> list[int]:
+        """Take rows, which get their places by the next `arrange`; gives their numbers.
+
+        Numbers count on from 0, and start again where no row is live.
+        """
+        if not self.any_live:
+            self._next, self._by_number = 0, {}
+        first = self._next
+        for request in requests:
+            row = DecodingRow(self._next, request, self.capacity, self._end_tokens)
+            self._by_number[row.number] = row
+            self._coming.append(row)
+            self._next += 1
+        return list(range(first, self._next))
+
+    def leave(self, number: int) -> None:
+        """Let a row leave; unknown and ended rows are ignored."""
+        row = self._by_number.get(number)
+        if row is not None and row.state is _LIVE:
+            row.state = RowState.CANCELLED
+
+    def release(self, number: int) -> list[int] | None:
+        """Let a row leave that would go on, with its tokens beyond the prompt; else None.
+
+        A row whose last token is being picked ends by itself.
+        """
+        row = self._by_number.get(number)
+        if row is None or not row.runs_on:
+            return None
+        row.state = RowState.CANCELLED
+        return row.generated
+
+    def fail_all(self) -> None:
+        """Mark every row as failed: what the caches hold in any place is unknown."""
+        for row in (*self.rows, *self._by_number.values()):
+            row.state = RowState.FAILED
+        self._lost = True
+
+    def prefilled(self, lengths: Sequence[int]) -> int:
+        """Count so many prompt tokens of the first joiners; how many of these decode from now on.
+
+        Those are the first of them, as they had the least prompt left.
+        """
+        joiners = self.joiners
+        chunk = joiners[: len(lengths)]
+        newest = max(row.number for row in chunk)
+        ended = 0
+        for row, added in zip(chunk, lengths, strict=True):
+            row.filled += added
+            row.passed = 0
+            if not row.prompt_left:
+                row.unplanned -= 1
+                ended += 1
+        for row in joiners[len(chunk) :]:
+            row.passed += row.number < newest
+        self.decoding += ended
+        return ended
+
+    def decoded(self) -> None:
+        """Count a token of every decoding row."""
+        for row in self.rows[: self.decoding]:
+            row.filled += 1
+            row.unplanned -= 1
+
+    def arrange(
+        self, unread: Iterable[tuple[DecodingRow, int]] = (), padding: int = 0
+    ) -> Arrangement | None:
+        """Place the rows anew for the next step, and let the owners follow.
+
+        None where all stay and nobody comes.
+
+        `unread` has the tokens that queued steps add to each row whose numbers nobody has seen;
+        behind them these steps wrote up to `padding` slots more.
+        The last decoding rows fill the gaps of those that ended. Joiners close up and keep their
+        order, and new rows are seated among them.
+        """
+        before = self.rows
+        if self.stays:
+            return None
+        staying = self.decoders
+        place = 0
+        while place < len(staying):
+            if staying[place].runs_on:
+                place += 1
+                continue
+            last = staying.pop()
+            if place < len(staying):
+                staying[place] = last
+        rest = (row for row in (*self.joiners, *self._coming) if row.runs_on)
+        joiners = sorted(rest, key=lambda row: row.prompt_left)
+        self.rows, self.decoding, self._coming = [*staying, *joiners], len(staying), []
+        self._by_number = {n: row for n, row in self._by_number.items() if row.state is _LIVE}
+        places = {row: place for place, row in enumerate(before)}
+        unseen: dict[DecodingRow, int] = {}
+        for row, added in unread:
+            unseen[row] = unseen.get(row, 0) + added
+        found = self._arrangement(places, unseen, padding)
+        self._lost = False
+        for owner in self.owners:
+            owner.rearrange(found)
+        return found
+
+    def _arrangement(
+        self, before: dict[DecodingRow, int], unseen: dict[DecodingRow, int], padding: int
+    ) -> Arrangement:
+        """What leads from the places `before` to those of `rows`."""
+        fills: list[RowMove] = []
+        downs: list[RowMove] = []
+        ups: list[RowMove] = []
+        seats: list[Seat] = []
+        for target, row in enumerate(self.rows):
+            source = before.get(row)
+            if source is None:
+                seats.append(Seat(target, row.request, row.filled, row.drafted))
+            elif source != target:
+                into = fills if target < self.decoding else downs if target < source else ups
+                into.append(RowMove(source, target, row.filled))
+        moves = [*fills, *downs, *reversed(ups)]
+        used = {move.target: move.used for move in moves}
+        stale = self._stale(before, unseen, padding, used)
+        return Arrangement(len(self.rows), moves, seats, stale)
+
+    def _stale(
+        self,
+        before: dict[DecodingRow, int],
+        unseen: dict[DecodingRow, int],
+        padding: int,
+        used: dict[int, int],
+    ) -> list[Stale]:
+        """What rows leave behind that may not be finite, but for what the next row there fills."""
+        if self._lost:
+            return [Stale(place, 0, self._slots) for place in range(self._places)]
+        stale = []
+        for row, place in before.items():
+            if place < len(self.rows) and self.rows[place] is row:
+                continue
+            begin = row.filled - unseen.get(row, 0)
+            if begin <= row.reused:
+                # Nobody has read numbers that come from what it began with.
+                begin = 0
+            # A decode step that ran padded wrote a token behind those of a joiner.
+            behind = padding if row in unseen else 0
+            end = row.filled + max(self._tree, bool(row.prompt_left), behind)
+            if row.state is RowState.FAILED:
+                begin, end = 0, self._slots
+            begin, end = max(begin, used.get(place, 0)), min(end, self._slots)
+            if begin < end:
+                stale.append(Stale(place, begin, end))
+        return stale

@@ -1,0 +1,239 @@
+import time
+from collections.abc import Mapping, Sequence
+from math import inf, prod
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from runtime.batch import DecodingRow, RowState, tokens_to_generate
+from runtime.config import LLMEngineRunnerConfig
+from runtime.errors import HearthError
+from runtime.executor.graph_cache import GraphCounters
+from runtime.generation.in_flight import StepKind
+from runtime.generation.step_times import StageMetrics
+from runtime.generation.tower_turns import TowerResult, TowerWork
+from runtime.image_processing.positions import row_positions
+from runtime.kv_cache.prefix_cache import PrefixMetrics
+from runtime.request import RowRequest, RowRound, RowToken
+from runtime.runner.image_merge import MultimodalMetrics
+from runtime.speculation.policy import EagleGenerationMetrics
+
+
+def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> None:
+    """Refuse a row that cannot be served to its end; the error names the field.
+
+    `capacity` counts the tokens that a row holds.
+    """
+    _check_prompt(config, row)
+    if row.images:
+        _check_images(config, row)
+    generated = len(row.token_ids) - row.prompt_length
+    wanted = tokens_to_generate(row, capacity)
+    if row.prompt_length >= capacity:
+        raise HearthError(
+            "capacity_exceeded",
+            f"the prompt leaves no room in the {capacity} tokens of a row: shorten it",
+            "token_ids",
+        )
+    if wanted <= generated:
+        raise HearthError(
+            "invalid_value",
+            f"max_tokens is {wanted} and {generated} tokens are generated already: "
+            "ask for at least one more",
+            "max_tokens",
+        )
+    needed = row.prompt_length + wanted
+    if needed > capacity:
+        raise HearthError(
+            "capacity_exceeded",
+            f"prompt and max_tokens need {needed} tokens, a row holds {capacity}: ask for fewer",
+            "max_tokens",
+        )
+    _check_positions(config, row, needed)
+
+
+def _check_prompt(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
+    if not row.token_ids or row.prompt_length < 1:
+        raise HearthError("prompt_empty", "the prompt has no tokens", "token_ids")
+    if row.prompt_length > len(row.token_ids):
+        raise HearthError(
+            "invalid_value",
+            f"prompt_length is {row.prompt_length}, there are {len(row.token_ids)} tokens",
+            "prompt_length",
+        )
+    if row.prompt_length > config.max_supported_input_length:
+        raise HearthError(
+            "prompt_too_long",
+            f"the prompt has {row.prompt_length} tokens, this engine takes "
+            f"{config.max_supported_input_length}",
+            "token_ids",
+        )
+    low, high = min(row.token_ids), max(row.token_ids)
+    if low < 0 or high >= config.vocab_size:
+        raise HearthError(
+            "invalid_value",
+            f"token {low if low < 0 else high} is not in the vocabulary of {config.vocab_size}",
+            "token_ids",
+        )
+
+
+def _check_images(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
+    if not config.image_token_id:
+        raise HearthError("unsupported_option", "this model takes no images", "images")
+    end = 0
+    for index, image in enumerate(row.images):
+        for span in image.spans:
+            within = end <= span.start and span.start + span.length <= row.prompt_length
+            there = span.first >= 0 and span.first + span.length <= image.tokens
+            grid = (prod(span.grid) == span.length and min(span.grid) > 0) or not any(span.grid)
+            apart = 0.0 <= span.interval < inf
+            if not (span.length > 0 and within and there and grid and apart):
+                raise HearthError(
+                    "invalid_value",
+                    f"images[{index}] stands at tokens {span.start} to "
+                    f"{span.start + span.length - 1}, which is not in order, not in the prompt "
+                    f"of {row.prompt_length} or not what it has",
+                    f"images[{index}]",
+                )
+            end = span.start + span.length
+
+
+def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int) -> None:
+    """A video may count faster in time than it has tokens."""
+    if not (row.images and config.use_context_dependent_rope):
+        return
+    spans = [span for image in row.images for span in image.spans]
+    prompt, delta = row_positions(row.prompt_length, spans)
+    positions = max(needed + delta, 1 + int(prompt.max(initial=0)))
+    if positions > config.max_kv_cache_capacity:
+        ends = [
+            max((prompt[:, one.start : one.start + one.length].max() for one in spans), default=0)
+            for spans in (image.spans for image in row.images)
+        ]
+        raise HearthError(
+            "capacity_exceeded",
+            f"images put tokens at positions up to {positions}, this engine has "
+            f"{config.max_kv_cache_capacity}: take fewer frames of a video, or closer ones",
+            f"images[{ends.index(max(ends))}]",
+        )
+
+
+class StepResult(msgspec.Struct):
+    """What one step gave; times in seconds of the monotonic clock.
+
+    A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
+    is why a prefill failed: its rows end with that error, and the others go on. `pictures` are
+    those that a vision tower is done with. `cached` tells, with the first token of a row, how many
+    tokens of it came from the prefix cache, where any did.
+    """
+
+    kind: StepKind
+    tokens: list[RowToken]
+    started: float
+    ended: float
+    rounds: list[RowRound] = []
+    failure: HearthError | None = None
+    pictures: list[TowerResult] = []
+    cached: dict[int, int] = {}
+
+
+class BatchRuntime(Protocol):
+    """What a loop asks of a runtime: admit rows, step while any is active, let rows leave.
+
+    Rows are numbered in the order in which they were admitted, from 0 again when none is active.
+    """
+
+    memory: dict[str, int]
+    """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
+
+    @property
+    def prefill_metrics(self) -> StageMetrics:
+        """Prompt chunks."""
+
+    @property
+    def generation_metrics(self) -> StageMetrics:
+        """Decode and verify steps."""
+
+    @property
+    def speculation_metrics(self) -> EagleGenerationMetrics:
+        """What speculation has done; all zero where there is none."""
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that all rows share; "" for none."""
+
+    def load_adapter(self, name: str, source: Path) -> None:
+        """Load an adapter from a folder; raises naming what is at fault."""
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter that no row runs with; raises `adapter_unknown`."""
+
+    @property
+    def graphs(self) -> Mapping[str, GraphCounters]:
+        """What became of graphs and steps so far, of the base and of a draft."""
+
+    @property
+    def prefix_metrics(self) -> PrefixMetrics | None:
+        """What the prefix cache has done and holds; None where there is none."""
+
+    def get_multimodal_metrics(self) -> MultimodalMetrics:
+        """What images took so far; all zero for an engine that takes none."""
+
+    def take_failures(self) -> list[HearthError]:
+        """What went wrong without harm to any row, since this was asked the last time."""
+
+    @property
+    def device_free(self) -> int | None:
+        """Free bytes of the device's own memory; None where it has none of its own."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a row goes on, or a picture waits for the vision tower."""
+
+    @property
+    def free(self) -> int:
+        """How many rows can take places before the next step."""
+
+    @property
+    def queue_by(self) -> float:
+        """When the next step is to be queued, by the monotonic clock; in the past for at once.
+
+        Rows that are admitted before then wait for no further step of the others.
+        """
+
+    def check(self, row: RowRequest) -> None:
+        """Refuse a row that `admit` would refuse; the error names the field."""
+
+    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+        """Take rows, all or none, and give their numbers; raises naming the field at fault."""
+
+    def run_tower(self, work: TowerWork) -> None:
+        """Let a vision tower encode a picture between steps, whose results tell of it.
+
+        Raises `image_too_large`, and `internal` where there is no tower.
+        """
+
+    def step(self) -> StepResult:
+        """Run one prefill chunk, one decode step, one round of speculation or a call of a tower."""
+
+    def leave(self, row: int) -> None:
+        """Let a row leave before the next step; nothing more is reported for it."""
+
+    def unpin(self, client: int) -> None:
+        """Keep no longer what a client's rows have pinned in the prefix cache."""
+
+    def release(self, row: int) -> list[int] | None:
+        """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended."""
+
+
+def failed_chunk(rows: Sequence[DecodingRow], started: float, error: Exception) -> StepResult:
+    """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
+    if isinstance(error, MemoryError):
+        error = HearthError(
+            "out_of_memory", "no memory for a chunk of prompts: lower capacity or max_batch"
+        )
+    if not isinstance(error, HearthError) or error.code == "device_lost":
+        raise error
+    tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
+    return StepResult("prefill", tokens, started, time.monotonic(), failure=error)

@@ -1,0 +1,596 @@
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+
+from runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner, RowState, all_left
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import BatchSampler, Device
+from runtime.device.open import open_device
+from runtime.errors import HearthError
+from runtime.executor.engine import EngineOptions
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.executor.graph_cache import GraphCounters
+from runtime.generation.answer_check import AnswerCheck, AnswerReport
+from runtime.generation.assembly import assemble
+from runtime.generation.batch_runtime import StepResult, check_row, failed_chunk
+from runtime.generation.budget import fit_deployment
+from runtime.generation.completion import complete
+from runtime.generation.deployment import DeploymentConfig, load_engines
+from runtime.generation.in_flight import AnyStep, InFlightStep, StepKind
+from runtime.generation.predicted import predict_memory
+from runtime.generation.prefill_budget import PrefillBudget, Prompt
+from runtime.generation.speculative import SpeculativeStrategy
+from runtime.generation.step_times import StageMetrics, StepTimes
+from runtime.generation.tower_turns import TowerBudget, TowerTurns, TowerWork
+from runtime.generation.vanilla import VanillaStrategy
+from runtime.images import EmbeddingStore
+from runtime.known_answer import KnownAnswer
+from runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
+from runtime.loading import Told, nobody
+from runtime.lora.adapter import Adapter
+from runtime.lora.stored import load_all
+from runtime.memory.system import available_memory
+from runtime.options import RuntimeOptions
+from runtime.request import (
+    GenerationRequest,
+    GenerationResponse,
+    RowRequest,
+    RowToken,
+    check_options,
+)
+from runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
+from runtime.runner.image_merge import MultimodalMetrics
+from runtime.speculation.policy import EagleGenerationMetrics
+from runtime.tensors.profiles import captured_widths, decode_batches
+from runtime.text import Tokenizer
+from runtime.undo import undoing
+from runtime.vision.vision_runner import VisionRunner
+from runtime.weights.external_weight_manager import Loaded
+
+
+class LLMInferenceRuntime:
+    """Generates for rows that join and leave between two steps: admit, step while any is active.
+
+    It belongs to one thread. Decode or verify steps are of all rows whose prompts are done, and
+    take turns with chunks of prompt of the others. On a device that works beside the host, a step
+    is queued before the tokens of the step before are read; what only the host can decide then
+    takes effect a step later, and the token that was picked too many is dropped.
+    """
+
+    def __init__(
+        self,
+        runner: LLMEngineRunner,
+        device: Device,
+        sampler: BatchSampler,
+        speculation: SpeculativeStrategy | None = None,
+        *,
+        tower: VisionRunner | None = None,
+        prefix: PrefixCache | None = None,
+        prefill_budget: float = 1.0,
+    ) -> None:
+        self.chosen = ""
+        """Why batch and capacity are smaller than exported, where nobody asked for that."""
+        self.memory: dict[str, int] = {}
+        self.refused_adapters: dict[str, HearthError] = {}
+        """Those that could not be loaded with the engine, and why."""
+        self._runner = runner
+        self._device = device
+        self._vanilla = VanillaStrategy(runner, sampler)
+        self._speculation = speculation
+        self._prefix = prefix
+        owners: list[RowOwner] = [*runner.row_owners, sampler]
+        room = 1
+        if speculation is not None:
+            owners.append(speculation.proposer)
+            room = speculation.proposer.room
+        config = runner.get_engine_config()
+        self._context = DecodingInferenceContext(config, room, owners)
+        self._times = times = StepTimes()
+        self._prompts = PrefillBudget(
+            config.prefill_chunk,
+            config.max_kv_cache_capacity,
+            prefill_budget,
+            times.decode_s,
+            captured_widths(config),
+        )
+        budget = TowerBudget(prefill_budget, times)
+        self._turns = TowerTurns(tower, device, budget, runner.multimodal_metrics)
+        self._in_flight: deque[AnyStep] = deque()
+        self._decode_next = False
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        options: RuntimeOptions | None = None,
+        told: Told = nobody,
+        embeddings: EmbeddingStore | None = None,
+    ) -> "LLMInferenceRuntime":
+        """Open an engine folder, with as many rows and as much capacity as fit where none is asked.
+
+        Embeddings of images that rows name are read from `embeddings`. Raises `engine_*`,
+        `out_of_memory` or `invalid_value`.
+        """
+        options = options or RuntimeOptions()
+        engine = EngineOptions(threads=options.threads, spin=options.spin, told=told)
+        engines = load_engines(folder, options, told)
+        told("opening", None)
+        # A context of a GPU that shares this memory is among what is predicted.
+        host = available_memory()
+        device = open_device(engines.resolve(options).base.device)
+        with undoing() as undo:
+            undo.callback(device.close)
+            deployment = fit_deployment(engines, options, host, device.free_memory())
+        runtime = cls.create(deployment, folder, engine, device, embeddings)
+        if options.adapters:
+            with undoing() as undo:
+                undo.callback(runtime.close)
+                runtime.refused_adapters = runtime.load_adapters(Path(options.adapters))
+        return runtime
+
+    @classmethod
+    def create(
+        cls,
+        deployment: DeploymentConfig,
+        folder: Path,
+        options: EngineOptions,
+        device: Device | None = None,
+        embeddings: EmbeddingStore | None = None,
+    ) -> "LLMInferenceRuntime":
+        """Build a runtime over a checked folder; it owns `device`, opened when none is given."""
+        config = deployment.base
+        device = open_device(config.device) if device is None else device
+        with undoing() as undo:
+            undo.callback(device.close)
+            parts = assemble(deployment, folder, options, device, embeddings=embeddings)
+            budget = deployment.prefill_budget
+            runtime = cls(*parts[:4], tower=parts.tower, prefix=parts.prefix, prefill_budget=budget)
+        runtime.chosen, runtime.memory = deployment.chosen, predict_memory(deployment).device
+        return runtime
+
+    @property
+    def config(self) -> LLMEngineRunnerConfig:
+        """The configuration that the engine runs with."""
+        return self._runner.get_engine_config()
+
+    @property
+    def max_batch(self) -> int:
+        """The most rows that run together."""
+        return self.config.max_supported_batch_size
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row holds."""
+        return self._context.capacity
+
+    @property
+    def executor(self) -> EngineExecutor:
+        """That of the base's engine, for introspection."""
+        return self._runner.executor
+
+    @property
+    def tower(self) -> VisionRunner | None:
+        """The vision tower, on a GPU; on the CPU whoever wants one opens it."""
+        return self._turns.runner
+
+    @property
+    def loaded_weights(self) -> Loaded | None:
+        """What was copied of weights that the engine binds; None where it reads them itself."""
+        return self._runner.loaded_weights
+
+    @property
+    def prefill_metrics(self) -> StageMetrics:
+        """Prompt chunks."""
+        return self._times.prefill
+
+    @property
+    def generation_metrics(self) -> StageMetrics:
+        """Decode and verify steps."""
+        return self._times.generation
+
+    @property
+    def speculation_metrics(self) -> EagleGenerationMetrics:
+        """What speculation has done; all zero where there is none."""
+        return EagleGenerationMetrics() if self._speculation is None else self._speculation.metrics
+
+    @property
+    def prefix_metrics(self) -> PrefixMetrics | None:
+        """What the prefix cache has done; None where there is none."""
+        return None if self._prefix is None else self._prefix.metrics
+
+    def get_multimodal_metrics(self) -> MultimodalMetrics:
+        """What images took so far; all zero for an engine that takes none."""
+        return self._runner.multimodal_metrics
+
+    @property
+    def counters(self) -> GraphCounters:
+        """Graphs captured, hit, missed and failed so far."""
+        return self._runner.executor.counters
+
+    @property
+    def graphs(self) -> Mapping[str, GraphCounters]:
+        """The counters of the base, and of the draft where there is one."""
+        if self._speculation is None:
+            return {"base": self.counters}
+        return {"base": self.counters, "draft": self._speculation.proposer.counters}
+
+    @property
+    def prompt_graphs(self) -> PromptGraphs:
+        """Those of prefill steps, which `counters` counts too."""
+        return self._runner.prompt_graphs
+
+    @property
+    def device_free(self) -> int | None:
+        """Free bytes of the device's own memory; None where it has none of its own."""
+        return self._device.free_memory()
+
+    def take_failures(self) -> list[HearthError]:
+        """What went wrong without harm to any row, since this was asked the last time."""
+        return [] if self._prefix is None else self._prefix.take_failures()
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that all rows share; "" for none."""
+        return self._runner.get_active_lora_weights_name()
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the adapters that rows may ask for."""
+        return self._runner.get_available_lora_weights()
+
+    def switch_adapter(self, name: str) -> None:
+        """Let the next rows run with an adapter, or "" none, while no row is active.
+
+        Raises `adapter_unknown`, and `internal` where a row is active. `admit` does it by itself.
+        """
+        if self._context.any_live:
+            raise HearthError("internal", "switch the adapter while no row is active", "adapter")
+        self._runner.switch_lora_weights(name)
+
+    def load_adapter(self, name: str, source: Path | Adapter) -> None:
+        """Load an adapter from a folder, PEFT's or a stored one, or one that was read elsewhere.
+
+        Rows go on. Raises `adapter_invalid`, `unsupported_option` where the engine takes none,
+        `out_of_memory`, and `invalid_value` for a name that is taken.
+        """
+        self._runner.load_lora_weights(name, source)
+
+    def load_adapters(self, folder: Path) -> dict[str, HearthError]:
+        """Load all adapters of a folder; those that cannot be served, and why; `invalid_value`."""
+        return load_all(folder, self.load_adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; raises `adapter_unknown`, and `internal` where rows run with it."""
+        if name and name == self.adapter:
+            self.switch_adapter("")
+        self._runner.unload_lora_weights(name)
+
+    def capture(self, batch_sizes: Sequence[int], told: Told = nobody) -> list[str]:
+        """Capture prefill steps, and decode and verify steps of these batch sizes.
+
+        No row is active. Tells what makes steps slower than they could be; raises `invalid_value`
+        for a batch that is too large.
+        """
+        self._clear("capture")
+        if not all(1 <= size <= self.max_batch for size in batch_sizes):
+            what = f"a batch has 1 to {self.max_batch} rows"
+            raise HearthError("invalid_value", what, "batch_sizes")
+        told("capturing", 0.0)
+        self._runner.warm_prefill()
+        kinds: list[Callable[[Sequence[int]], None]] = [self._vanilla.capture]
+        if self._speculation is not None:
+            kinds.append(self._speculation.capture)
+        batches = decode_batches(self.config)
+        sizes = sorted({next(one for one in batches if one >= size) for size in batch_sizes})
+        for done, (capture, size) in enumerate(product(kinds, sizes), 1):
+            capture([size])
+            told("capturing", done / (len(kinds) * len(sizes) + 1))
+        self._runner.capture_prefill_graphs()
+        told("capturing", 1.0)
+        return [
+            f"{one.failed_captures} steps are not captured: {one.failure}"
+            for one in self.graphs.values()
+            if one.failed_captures
+        ]
+
+    def check_answer(self, answer: KnownAnswer) -> AnswerReport:
+        """Force the engine through a known answer while no row is active.
+
+        Raises `wrong_answer` where the engine gives another, and what a step raises.
+        """
+        self._clear("check the answer")
+        self.switch_adapter("")
+        return AnswerCheck(answer, self._runner, self._vanilla.sampler).run()
+
+    def handle_request(
+        self, request: GenerationRequest, tokenizer: Tokenizer | None = None
+    ) -> GenerationResponse:
+        """Generate for rows that run together, while no other row is active.
+
+        Without a tokenizer there is no text and no stop string.
+        """
+        self._clear("take a whole request")
+        return complete(self, request, tokenizer)
+
+    @property
+    def active(self) -> bool:
+        """Whether a row goes on, or a picture waits for the tower."""
+        return self._context.any_live or bool(self._turns.pictures)
+
+    @property
+    def free(self) -> int:
+        """How many rows can take places before the next step."""
+        # Nobody comes between a failure and its telling, who would share it.
+        for step in self._in_flight:
+            if step.error is not None and step.rows and not all_left(step.rows):
+                return 0
+        return self._context.free
+
+    @property
+    def queue_by(self) -> float:
+        """When the next step is to be queued so that the device does not wait for it.
+
+        That is at once where no step is queued or a verify step decides what is next, and where a
+        prompt or a picture goes on.
+        """
+        if not self._in_flight or self._context.joiners or self._turns.pictures:
+            return 0.0
+        last = self._in_flight[-1]
+        return 0.0 if last.kind == "verify" else self._times.queue_by(last.host_s)
+
+    def check(self, row: RowRequest) -> None:
+        """Refuse a row that `admit` would refuse; the error names the field."""
+        options = row.options
+        check_row(self.config, row, self.capacity)
+        if options.speculation and self._speculation is None:
+            what = "this engine runs without speculation: leave it to the daemon"
+            raise HearthError("unsupported_option", what, "speculation")
+        if options.cache == "pin" and self._prefix is None:
+            raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
+        self._runner.get_lora_weights_digest(options.adapter)
+        check_options(options, self.config.output_vocab_size)
+
+    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+        """Take rows, which get their places before the next step, and give their numbers.
+
+        Refuses all, naming the field: places too few, one is not served or (`cache_full`) pinned,
+        or they do not share an adapter with each other and with those that run.
+        """
+        if not 1 <= len(rows) <= self.free:
+            what = f"{self.free} places are free, for {len(rows)} rows"
+            raise HearthError("invalid_value", what, "rows")
+        for row in rows:
+            self.check(row)
+        adapters = {row.options.adapter for row in rows}
+        if self._context.any_live:
+            adapters.add(self.adapter)
+        if len(adapters) > 1:
+            what = "rows that run together share an adapter, or have none"
+            raise HearthError("invalid_value", what, "adapter")
+        self._runner.switch_lora_weights(*adapters)
+        if self._prefix is not None:
+            for row in rows:
+                if row.options.cache == "pin":
+                    self._prefix.pin(row)
+        return self._context.admit(rows)
+
+    def run_tower(self, work: TowerWork) -> None:
+        """Take a picture for the tower, within the budget of prefill where rows decode.
+
+        Raises `image_too_large`, and `internal` without a tower.
+        """
+        self._turns.add(work)
+
+    def leave(self, row: int) -> None:
+        """Let a row leave before the next step; nothing more is reported for it."""
+        self._context.leave(row)
+
+    def release(self, row: int) -> list[int] | None:
+        """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended.
+
+        A row whose last token is being picked ends by itself.
+        """
+        return self._context.release(row)
+
+    def unpin(self, client: int) -> None:
+        """Keep no longer what a client's rows have pinned in the prefix cache."""
+        if self._prefix is not None:
+            self._prefix.unpin(client)
+
+    def step(self) -> StepResult:
+        """Give the result of the next prefill chunk, decode or verify step, or call of the tower.
+
+        Rows that ended have left, and new ones have their places, before a step is queued. A chunk
+        that fails ends its own rows, which the result tells. Raises `executor_failed` or
+        `device_lost` when the engine fails otherwise; all rows are lost then.
+        """
+        if not self.active:
+            raise HearthError("internal", "no row is active: admit rows before a step")
+        context, speculation, in_flight = self._context, self._speculation, self._in_flight
+        try:
+            while kind := self._next():
+                self._decode_next = kind in ("prefill", "tower")
+                step: AnyStep
+                if kind == "tower":
+                    step = self._turns.queue(decoding=context.decoding > 0)
+                elif kind == "prefill":
+                    step = self._prefill_step()
+                    if step.error is not None:
+                        return failed_chunk(step.rows, step.started, step.error)
+                elif speculation is not None and kind == "verify":
+                    step = speculation.verify_step(context)
+                else:
+                    step = self._vanilla.decode_step(context)
+                    if speculation is not None:
+                        speculation.follow(step)
+                in_flight.append(step)
+            return self._finish(in_flight.popleft())
+        except BaseException:
+            in_flight.clear()
+            context.fail_all()
+            self._turns.drop_all()
+            if self._prefix is not None:
+                self._prefix.give_up()
+            raise
+
+    def close(self) -> None:
+        """Drop the rows, captured graphs and the engine.
+
+        What one of them raises does not keep the others back; `device_lost` is not raised again.
+        """
+        self._in_flight.clear()
+        try:
+            with ExitStack() as closing:
+                closing.callback(self._runner.close)
+                if self._speculation is not None:
+                    closing.callback(self._speculation.proposer.close)
+                if self.tower is not None:
+                    closing.callback(self.tower.close)
+                if self._prefix is not None:
+                    # First of all, while the memory is there.
+                    closing.callback(self._prefix.close)
+        except HearthError as error:
+            if error.code != "device_lost":
+                raise
+
+    def _clear(self, what: str) -> None:
+        """Let rows that ended leave their places; raises `internal` where one is active."""
+        if self.active:
+            raise HearthError("internal", f"{what} while no row is active")
+        self._drop_verify()
+        self._arrange()
+        self._in_flight.clear()
+
+    def _next(self) -> StepKind | None:
+        """What to queue next, once all rows have their places; None for nothing."""
+        context, in_flight, speculation = self._context, self._in_flight, self._speculation
+        if in_flight and in_flight[0].kind == "verify":
+            if not all_left(in_flight[0].rows):
+                # Its tokens decide what is next.
+                return None
+            self._drop_verify()
+        if len(in_flight) > self._device.steps_ahead:
+            return None
+        if not context.stays:
+            self._arrange()
+        decoding, joining = context.decoding > 0, context.decoding < len(context.rows)
+        turn = decoding and self._decode_next
+        waiting = self._turns.pictures and not turn
+        if waiting and self._turns.due(decoding=decoding, joining=joining):
+            return "tower"
+        if joining and not turn:
+            return "prefill"
+        if speculation is not None and decoding and speculation.wanted(context):
+            # A tree needs every token to be known to the host: the queue runs empty first.
+            return None if in_flight else "verify"
+        return "decode" if decoding else None
+
+    def _arrange(self) -> None:
+        """Let rows that ended leave and new ones take their places, everywhere at once.
+
+        With a prefix cache a row takes its place with what is known of it, and leaves with what it
+        has computed saved.
+        """
+        context, prefix = self._context, self._prefix
+        if context.stays:
+            return
+        unread = [
+            pair for step in self._in_flight for pair in zip(step.rows, step.lengths, strict=True)
+        ]
+        if prefix is not None:
+            prefix.leave(context.rows, unread)
+            self._times.prefill.reused += prefix.look_up(context.coming)
+        context.arrange(unread, max((step.padding for step in self._in_flight), default=0))
+        if prefix is not None:
+            prefix.fill(context.rows)
+
+    def _prefill_step(self) -> AnyStep:
+        """Queue the next chunk; one that fails has an error and the rows that it was for."""
+        context, joiners, started = self._context, self._context.joiners, time.monotonic()
+        self._turns.passed()
+        prompts = [Prompt(row.filled, row.prompt_left) for row in joiners]
+        chunk = self._prompts.choose(prompts, limited=context.decoding > 0)
+        try:
+            step = self._vanilla.prefill_step(context, chunk)
+            if self._speculation is not None:
+                self._speculation.follow(step)
+            if self._prefix is not None:
+                self._prefix.chunk(step, step.rows, step.first)
+        except (HearthError, MemoryError) as error:
+            return InFlightStep("prefill", joiners[: chunk.rows], None, started, 0.0, error=error)
+        return step
+
+    def _finish(self, step: AnyStep) -> StepResult:
+        """Wait for the step that was queued first, but for those whose rows have all left."""
+        while self._in_flight and all_left(step.rows):
+            step = self._in_flight.popleft()
+        if step.kind == "tower":
+            pictures = self._turns.collect(step, self._times.began(step.started))
+            return StepResult("tower", [], *self._times.record(step), pictures=pictures)
+        speculation, prefix = self._speculation, self._prefix
+        live = [row for row in step.rows if row.state is RowState.LIVE] if prefix else []
+        try:
+            if speculation is not None and step.kind == "verify":
+                tokens = speculation.collect(step)
+            else:
+                tokens = self._vanilla.collect(step)
+        except HearthError as error:
+            if step.kind != "prefill":
+                raise
+            return failed_chunk(step.rows, step.started, error)
+        if prefix:
+            prefix.collected(step, step.rows, live, chunk=step.kind == "prefill")
+        if speculation is not None and step.kind == "verify":
+            self._verify_ahead(speculation, step.rows)
+        began, ended = self._record(step, tokens)
+        cached = _reused(step.rows, tokens) if step.kind == "prefill" else {}
+        return StepResult(step.kind, tokens, began, ended, step.rounds, cached=cached)
+
+    def _record(self, step: AnyStep, tokens: Sequence[RowToken]) -> tuple[float, float]:
+        """Take note of a step that was collected just now; when it began and ended."""
+        if self._speculation is not None and step.kind == "verify":
+            self._speculation.record(step)
+        given = len([token for token in tokens if token.error is None])
+        began, ended = self._times.record(step, given)
+        if step.kind == "prefill":
+            self._prompts.record(step.computed, ended - began)
+            if self._prefix is not None:
+                self._prefix.computed(step.computed, ended - began)
+        elif self._speculation is not None and step.kind == "decode":
+            self._speculation.record_step(len(step.rows), ended - began)
+        return began, ended
+
+    def _verify_ahead(self, speculation: SpeculativeStrategy, rows: list[DecodingRow]) -> None:
+        """Queue the next verify step of these rows before anything is told of the last one.
+
+        Rows that leave can wait until their last tokens are handed over.
+        """
+        try:
+            if self._device.steps_ahead and self._context.stays and self._next() == "verify":
+                self._in_flight.append(speculation.verify_step(self._context))
+        except Exception as error:  # noqa: BLE001 - what was collected is told first
+            failed = InFlightStep("verify", rows, None, time.monotonic(), 0.0, error=error)
+            self._in_flight.append(failed)
+
+    def _drop_verify(self) -> None:
+        """End a verify step whose rows have all left: nobody knows when it did, so nothing counts.
+
+        Nobody else is told of one that could not be queued, but where the device is lost.
+        """
+        in_flight, speculation = self._in_flight, self._speculation
+        if speculation is None or not in_flight or in_flight[0].kind != "verify":
+            return
+        step = in_flight.popleft()
+        if step.error is None:
+            speculation.collect(step)
+        elif isinstance(step.error, HearthError) and step.error.code == "device_lost":
+            raise step.error
+
+
+def _reused(rows: Sequence[DecodingRow], tokens: Sequence[RowToken]) -> dict[int, int]:
+    """How many tokens of a row, by its number, came from the prefix cache, of rows that begin."""
+    begun = {token.row for token in tokens if token.error is None}
+    return {row.number: row.reused for row in rows if row.reused and row.number in begun}

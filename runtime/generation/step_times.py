@@ -1,0 +1,108 @@
+"""What steps take, by the runtime's own clock, and when the next one is to be queued."""
+
+import time
+from collections import deque
+
+import msgspec
+
+from runtime.ewma import Ewma
+from runtime.generation.in_flight import AnyStep
+
+
+class StageMetrics(msgspec.Struct):
+    """What one stage (prefill, generation) has done since the start.
+
+    `host_seconds` are what queueing the steps took, while the device may be at work on others.
+    `tokens` of prompts were computed, and `reused` ones came from the prefix cache in their place.
+    Those of the generation were given to rows: no token behind a reply's end, no proposal that was
+    refused. A row's first token is the prefill's.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    host_seconds: float = 0.0
+    reused: int = 0
+
+    def record(self, tokens: int, seconds: float, host_seconds: float = 0.0) -> None:
+        """Count one step."""
+        self.host_seconds += host_seconds
+        self.steps += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+
+_NEWEST = 0.1
+"""What the newest decode step counts of what decode steps take."""
+_LEAD_S = 0.0005
+"""Before the end of a step in which the next one has to be queued, if that takes no longer."""
+_EVERY = 16
+_KEPT = 3
+
+
+class StepTimes:
+    """Takes note of every step that was collected."""
+
+    def __init__(self) -> None:
+        self.prefill = StageMetrics()
+        self.generation = StageMetrics()
+        """Decode and verify steps."""
+        self.decode_s = Ewma(_NEWEST)
+        """Seconds of a decode or verify step."""
+        self.collected = 0.0
+        """When the last step was collected."""
+        self._queue_time = QueueTime()
+
+    def queue_by(self, host_s: float) -> float:
+        """When to queue a step behind one that took `host_s` to queue."""
+        return self.collected + self._queue_time.behind(host_s)
+
+    def began(self, started: float) -> float:
+        """When a step began that was queued at `started`: behind another it waited for its end."""
+        return max(started, self.collected)
+
+    def record(self, step: AnyStep, tokens: int = 0) -> tuple[float, float]:
+        """Take note of a step that was collected just now; when it began and ended.
+
+        A prefill counts what it computed, a decode or verify step the `tokens` that rows got of it.
+        """
+        began = max(step.started, self.collected)
+        ended = self.collected = time.monotonic()
+        seconds = ended - began
+        if step.kind == "prefill":
+            self.prefill.record(step.filled, seconds, step.host_s)
+        elif step.kind != "tower":
+            self.generation.record(tokens, seconds, step.host_s)
+            self.decode_s.add(seconds)
+            if step.kind == "decode":
+                self._queue_time.record(seconds)
+        return began, ended
+
+
+class QueueTime:
+    """Expects the end of a decode step by those behind which the next one was queued at once.
+
+    Of any other it is not known when it ended, only when somebody looked: a wait that was too long
+    would be taken for the step's own time, and never become shorter. So one step of `_EVERY` has
+    the next one queued at once, and the shortest of the last `_KEPT` of these counts: a stall that
+    met one of them says nothing of the others.
+    """
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._seconds: deque[float] = deque(maxlen=_KEPT)
+
+    def record(self, seconds: float) -> None:
+        """A decode step has ended so long after the one before."""
+        if self._turn == 0:
+            self._seconds.append(seconds)
+        self._turn = (self._turn + 1) % _EVERY
+
+    def behind(self, host_s: float) -> float:
+        """How long after the end of a step to queue the next but one; 0 for at once.
+
+        `host_s` is what queueing took the last time.
+        """
+        if self._turn == 0:
+            return 0.0
+        return max(0.0, min(self._seconds) - max(_LEAD_S, 2 * host_s))

@@ -1,0 +1,215 @@
+"""A vision tower between the steps of rows: which patches are next, and when."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.device.device import Device, Mark
+from runtime.errors import HearthError
+from runtime.ewma import Ewma
+from runtime.generation.in_flight import InFlightStep
+from runtime.generation.step_times import StepTimes
+from runtime.images import ImageLayout
+from runtime.runner.image_merge import MultimodalMetrics
+from runtime.vision.tower_inputs import Call, Piece, pieces_of, shared_patches, take_call
+from runtime.vision.vision_runner import VisionRunner
+
+_NEWEST = 0.1
+"""What the newest call counts of what calls take."""
+
+
+class TowerWork(NamedTuple):
+    """Patches of a picture, and where its embeddings go; `number` is the caller's."""
+
+    number: int
+    layout: ImageLayout
+    patches: NDArray[np.uint8]
+    out: NDArray[Any]
+
+
+class TowerResult(NamedTuple):
+    """The embeddings of a picture are there, after so many seconds of the tower, or an error is."""
+
+    number: int
+    engine_s: float
+    error: HearthError | None = None
+
+
+class TowerCall(NamedTuple):
+    """A call of the tower that was queued, and its end; None where it could not be queued."""
+
+    call: Call
+    ends: Mark | None
+
+
+class TowerBudget:
+    """Keeps the tower to its share beside rows that decode; no clock.
+
+    What it takes is paid by decode steps, of which `times` tells, each with `share` of its own
+    time, before its next turn.
+    """
+
+    def __init__(self, share: float, times: StepTimes) -> None:
+        self._share = share
+        self._times = times
+        self._owed_s = 0.0
+        self._owed_at = 0.0
+        # Apart, not as a quotient: a call of few patches says little about the cost of one.
+        self._seconds = Ewma(_NEWEST, 0.0)
+        self._patches = Ewma(_NEWEST, 0.0)
+
+    def record(self, patches: int, seconds: float) -> None:
+        """Take note of a call of the tower."""
+        self._owed_s = self._owed + seconds
+        self._owed_at = self._times.generation.seconds
+        self._seconds.add(seconds)
+        self._patches.add(patches)
+
+    @property
+    def paid(self) -> bool:
+        """Whether the calls of before have been paid for, all but a last decode step's share."""
+        return self._owed <= self._share * self._times.decode_s.value
+
+    def patches(self, most: int) -> int:
+        """How many a call may take while rows decode, if its segments are as small."""
+        decode_s = self._times.decode_s.value
+        if not self._patches.value or not decode_s:
+            return most
+        return min(most, int(self._share * decode_s * self._patches.value / self._seconds.value))
+
+    @property
+    def _owed(self) -> float:
+        decoded = self._times.generation.seconds - self._owed_at
+        return max(0.0, self._owed_s - self._share * decoded)
+
+
+@dataclass(slots=True)
+class _Picture:
+    work: TowerWork
+    pieces: int
+    spent_s: float = 0.0
+    alone: bool = False
+
+
+class TowerTurns:
+    """Runs calls of a tower, if there is one, and knows what became of each picture.
+
+    One call is in flight at a time. One that fails over several pictures is repeated for each.
+    """
+
+    def __init__(
+        self,
+        runner: VisionRunner | None,
+        device: Device,
+        budget: TowerBudget,
+        metrics: MultimodalMetrics,
+    ) -> None:
+        self.runner = runner
+        """The vision tower, on a GPU; on the CPU whoever wants one opens it."""
+        self._metrics = metrics
+        self._device = device
+        self._budget = budget
+        self._pieces: deque[Piece] = deque()
+        self.pictures: dict[int, _Picture] = {}
+        """Those that are not done, by their numbers."""
+        self._in_flight = False
+        self._was_last = False
+
+    @property
+    def _runner(self) -> VisionRunner:
+        if self.runner is None:
+            raise HearthError("internal", "there is no vision tower on this device")
+        return self.runner
+
+    def add(self, work: TowerWork) -> None:
+        """Take a picture, behind all others; raises `image_too_large`, `internal` with no tower."""
+        pieces = pieces_of(work.number, work.layout, self._runner.config)
+        self.pictures[work.number] = _Picture(work, len(pieces))
+        self._pieces.extend(pieces)
+
+    def due(self, *, decoding: bool, joining: bool) -> bool:
+        """Whether the next step is the tower's; it and chunks of prompt take turns."""
+        if not self._pieces or self._in_flight or (decoding and not self._budget.paid):
+            return False
+        return not (joining and self._was_last)
+
+    def passed(self) -> None:
+        """A chunk of prompt has its turn."""
+        self._was_last = False
+
+    def queue(self, *, decoding: bool) -> InFlightStep[TowerCall]:
+        """Queue the next call; raises `device_lost`."""
+        most = shared_patches(self._runner.config)
+        if self.pictures[self._pieces[0].image].alone:
+            most = 0
+        elif decoding:
+            most = self._budget.patches(most)
+        call, started = take_call(self._pieces, most), time.monotonic()
+        self._in_flight = self._was_last = True
+        ends: Mark | None = None
+        error: HearthError | None = None
+        try:
+            self._runner.queue(call, {n: one.work.patches for n, one in self.pictures.items()})
+            ends = self._device.mark()
+        except (HearthError, MemoryError) as failure:
+            error = _failure(failure)
+        host_s = time.monotonic() - started
+        return InFlightStep("tower", [], TowerCall(call, ends), started, host_s, error=error)
+
+    def collect(self, step: InFlightStep[TowerCall], began: float) -> list[TowerResult]:
+        """Wait for a call that the device came to at `began`: the pictures that are done with it.
+
+        Raises `device_lost`.
+        """
+        (call, ends), self._in_flight = step.event, False
+        try:
+            if step.error is not None:
+                raise step.error
+            if ends is not None:
+                ends.wait()
+            seconds = time.monotonic() - began
+            self._runner.collect(call, {n: one.work.out for n, one in self.pictures.items()})
+        except (HearthError, MemoryError) as error:
+            return self._failed(call, _failure(error))
+        self._budget.record(call.patches, seconds)
+        self._metrics.encode_seconds += seconds
+        done = []
+        for piece in call.pieces:
+            picture = self.pictures[piece.image]
+            picture.pieces -= 1
+            picture.spent_s += seconds * piece.segment.patches / call.patches
+            if not picture.pieces:
+                del self.pictures[piece.image]
+                self._metrics.encoded += 1
+                done.append(TowerResult(piece.image, picture.spent_s))
+        return done
+
+    def drop_all(self) -> None:
+        """Forget all pictures: the engine has failed."""
+        self._pieces.clear()
+        self.pictures.clear()
+        self._in_flight = False
+
+    def _failed(self, call: Call, error: HearthError) -> list[TowerResult]:
+        numbers = list(dict.fromkeys(piece.image for piece in call.pieces))
+        if len(numbers) > 1:
+            for number in numbers:
+                self.pictures[number].alone = True
+            self._pieces.extendleft(reversed(call.pieces))
+            return []
+        del self.pictures[numbers[0]]
+        self._pieces = deque(piece for piece in self._pieces if piece.image != numbers[0])
+        return [TowerResult(numbers[0], 0.0, error)]
+
+
+def _failure(error: HearthError | MemoryError) -> HearthError:
+    """What pictures failed by; raises `device_lost` again."""
+    if isinstance(error, MemoryError):
+        return HearthError("out_of_memory", "no memory for a picture: send a smaller one")
+    if error.code == "device_lost":
+        raise error
+    return error

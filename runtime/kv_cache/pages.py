@@ -1,0 +1,209 @@
+"""Pages of the prefix cache, where they lie, and what has to be done to have them there."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from runtime.images import EmbeddedImage, ImageSpan
+
+PAGE_TOKENS = 32
+TOKEN_BYTES = 16
+"""What a token's identity takes: its id and zeros, or its place in an image and who that is."""
+NAME_BYTES = 16
+"""Length of the name of a page, of a root and of what either begins with."""
+
+
+class TokenIdentities:
+    """The identities of a row's tokens, behind the name of what computes them.
+
+    Keys and values of a token follow from its identity, from those of all before it, and from
+    `root` (`root_name`). A token of an image is known by the image's key, its span and its place in
+    it, whatever its id. An image without a key is like no other: the identities end before it.
+    """
+
+    def __init__(
+        self, root: bytes, token_ids: Sequence[int], images: Sequence[EmbeddedImage] = ()
+    ) -> None:
+        strange = [span.start for image in images if not image.key for span in image.spans]
+        known = min([len(token_ids), *strange])
+        words = np.zeros((known, TOKEN_BYTES // 4), "<i4")
+        words[:, 0] = token_ids[:known]
+        for image in images:
+            for span in image.spans if image.key else ():
+                rows = words[span.start : span.start + span.length]
+                # Below zero, which no id is.
+                rows[:, 0] = -1 - np.arange(len(rows))
+                rows[:, 1:] = np.frombuffer(_digest_of(image, span), "<i4")
+        self.root = root
+        self._words = words.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._words) // TOKEN_BYTES
+
+    def between(self, begin: int, end: int) -> bytes:
+        """The identities of tokens `begin` to `end` - 1, `TOKEN_BYTES` each."""
+        return self._words[begin * TOKEN_BYTES : end * TOKEN_BYTES]
+
+    def page_names(self, count: int) -> list[bytes]:
+        """The names of the pages that the first `count` tokens fill, in their order."""
+        names = [self.root]
+        for begin in range(0, min(count, len(self)) - PAGE_TOKENS + 1, PAGE_TOKENS):
+            names.append(page_name(names[-1], self.between(begin, begin + PAGE_TOKENS)))
+        return names[1:]
+
+
+def root_name(engine: bytes, adapter: bytes, salt: str = "") -> bytes:
+    """The name before the first page of all that this engine computes with this adapter.
+
+    `engine` and `adapter` are digests, of an adapter b"" for none. Requests of another `salt` have
+    another root, which no page has as its name.
+    """
+    root = _digest(len(engine).to_bytes(2, "little") + engine + adapter)
+    return _digest(salt.encode(), key=root) if salt else root
+
+
+def page_name(parent: bytes, tokens: bytes) -> bytes:
+    """A page's name: a digest of its tokens and of the name of the page, or root, before it."""
+    return _digest(parent + tokens)
+
+
+def shared_tokens(one: bytes, other: bytes) -> int:
+    """How many tokens two pieces of identities have in common from their beginning."""
+    if other.startswith(one):
+        return len(one) // TOKEN_BYTES
+    most = min(len(one), len(other))
+    for end in range(TOKEN_BYTES, most + 1, TOKEN_BYTES):
+        if one[end - TOKEN_BYTES : end] != other[end - TOKEN_BYTES : end]:
+            return end // TOKEN_BYTES - 1
+    return most // TOKEN_BYTES
+
+
+def _digest_of(image: EmbeddedImage, span: ImageSpan) -> bytes:
+    # The grid and the interval give the positions, of these tokens and of all behind them.
+    said = f"{span.first} {span.grid} {span.interval!r} ".encode() + image.key
+    return hashlib.blake2b(said, digest_size=TOKEN_BYTES - 4).digest()
+
+
+def _digest(data: bytes, key: bytes = b"") -> bytes:
+    return hashlib.blake2b(data, digest_size=NAME_BYTES, key=key).digest()
+
+
+Tier = Literal["device", "host", "disk"]
+MemoryTier = Literal["device", "host"]
+
+
+class Rooms(NamedTuple):
+    """How many pages each tier has room for."""
+
+    device: int
+    host: int = 0
+    disk: int = 0
+
+
+class Place(NamedTuple):
+    """One slot of a tier's memory; it holds one page, base and draft."""
+
+    tier: MemoryTier
+    slot: int
+
+
+@dataclass(eq=False, slots=True)
+class Page:
+    """Keys and values of up to `PAGE_TOKENS` tokens that follow those of `parent`.
+
+    `tokens` are their identities. The root of a tree has none, and lies nowhere. Of what lies in
+    memory, `draft` says whether the draft's state is there; of a page that lies on disk alone,
+    whether it is there. `holds` counts who needs it where it is.
+    """
+
+    name: bytes
+    tokens: bytes
+    parent: "Page | None"
+    place: Place | None = None
+    draft: bool = False
+    on_disk: bool = False
+    draft_on_disk: bool = False
+    holds: int = 0
+    children: list["Page"] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """How many tokens it holds."""
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def tier(self) -> Tier | None:
+        """The fastest tier in which it lies; None for a page that is gone."""
+        if self.place is not None:
+            return self.place.tier
+        return "disk" if self.on_disk else None
+
+
+class Match(NamedTuple):
+    """The longest known prefix of a row: its first `tokens` tokens.
+
+    The first `draft` of them have the draft's state as well. All `pages` but the last are taken
+    whole.
+    """
+
+    pages: tuple[Page, ...] = ()
+    tokens: int = 0
+    draft: int = 0
+
+    def cut(self, tokens: int) -> "Match":
+        """What of it lies within the first `tokens` tokens."""
+        tokens = min(tokens, self.tokens)
+        return Match(self.pages[: -(-tokens // PAGE_TOKENS)], tokens, min(tokens, self.draft))
+
+
+class Stored(NamedTuple):
+    """A page that was found on disk: what it follows, and when it was used or written."""
+
+    root: bytes
+    parent: bytes
+    tokens: bytes
+    draft: bool
+    used: float
+
+
+class Save(NamedTuple):
+    """Copy all the page's tokens, `first` and those behind it in the row, to the page's place.
+
+    With `base` their keys and values of the base, with `draft` those of the draft.
+    """
+
+    page: Page
+    place: Place
+    first: int
+    base: bool
+    draft: bool
+
+
+class Move(NamedTuple):
+    """Copy the whole page from one place to another."""
+
+    page: Page
+    source: Place
+    target: Place
+
+
+class Write(NamedTuple):
+    """Write the page, which lies at `source`, to disk."""
+
+    page: Page
+    source: Place
+
+
+class Erase(NamedTuple):
+    """Take the page away from the disk."""
+
+    name: bytes
+
+
+Change = Save | Move | Write | Erase
+"""What a change of the index asks for. They are done in the order in which they are given, and what
+reads a place does so before the next change writes to it.
+"""

@@ -1,0 +1,151 @@
+from collections.abc import Iterable, Iterator
+from itertools import product
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device
+from runtime.errors import HearthError
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.runner.pipeline_io import StepIO, build_tensor_map
+from runtime.runner.shared_resources import SharedResources
+from runtime.tensors.dims import InferenceDims
+from runtime.tensors.profiles import decode_batches
+from runtime.tensors.tensor import Tensor, TensorMap
+
+
+class StepBindings:
+    """The bindings of one engine's steps: a step is prepared, executed, and its rows kept.
+
+    A step is of the first rows. One of a `prompt` may begin at any row, `first`: then caches are
+    bound from that row on, and everything else from its element 0, the start index too.
+    """
+
+    def __init__(
+        self,
+        config: LLMEngineRunnerConfig,
+        executor: EngineExecutor,
+        step: StepIO,
+        resources: SharedResources,
+        device: Device,
+        *,
+        prompt: StepIO | None = None,
+        cache_index: int = 0,
+    ) -> None:
+        self.executor = executor
+        self.stream = device.stream
+        self.caches = resources.cache_managers[cache_index]
+        self._fresh = step.new_keys + step.new_values
+        self._batches = decode_batches(config)
+        # A classic step leaves what padded rows ran in its own outputs.
+        padded = len(self._batches) < config.max_supported_batch_size and not self._fresh
+        # A draft also takes the newest tokens, of which a tree of chains gives one more than slots.
+        widest = max(config.max_verify_tree_size, config.max_draft_tree_size + 1)
+        self._padding = widest if padded else 0
+        self._ops = device.ops
+        self._prompt = prompt or step
+        self._step, self._resources, self._cache_index = step, resources, cache_index
+        self._lora = None if cache_index else resources.lora
+        if self._lora is not None:
+            executor.expect_addresses(len(self._lora.sets) - 1)
+        self._maps: dict[tuple[str, int | None, int], TensorMap] = {}
+        self._tensors = self._map("", None)
+        self._captured: dict[tuple[int, InferenceDims], None] = {}
+
+    def padded(self, rows: int) -> int:
+        """The batch in which a decode, verify or draft step of `rows` rows runs."""
+        return next(size for size in self._batches if size >= rows)
+
+    def captured(self, batch_sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Empty the caches, and give each batch that these sizes run in with each bucket.
+
+        Call it between batches: a capture may run the step, which writes into the caches.
+        """
+        self.caches.reset(0)
+        return product(sorted({self.padded(size) for size in batch_sizes}), self.caches.kv.buckets)
+
+    def begin_prompt(self, first: int, rows: int, width: int) -> None:
+        """Make room for a chunk of `width` tokens in each row from `first` on, and set its start.
+
+        Rows may start at different slots. Raises `capacity_exceeded` where start and width exceed
+        the capacity, and `internal` where there are no such rows; then nothing has changed.
+        """
+        starts = self.caches.row_lengths[first : first + rows]
+        if not rows or first < 0 or len(starts) != rows:
+            raise HearthError("internal", f"there are no {rows} rows from place {first} on")
+        self.caches.reserve(max(starts) + width)
+        for row, start in enumerate(starts, first):
+            # A tree that ran padded wrote further behind these slots than a narrow chunk will.
+            self.caches.kv.zero(row, start + width, start + self._padding)
+        self._ops.set_lengths(self._prompt.inputs.lengths, starts)
+
+    def prepare(self, profile: int, dims: InferenceDims, first: int | None = None) -> None:
+        """Bind a step, which `executor.execute(stream)` then runs."""
+        adapter = "" if self._lora is None else self._lora.bound
+        key = (adapter, first, 0 if first is None else self.caches.kv.bucket)
+        tensors = self._maps.get(key)
+        if tensors is None:
+            tensors = self._map(adapter, first)
+        self.executor.prepare(profile, dims, tensors, self.stream)
+
+    def capture(self, profile: int, dims: InferenceDims) -> None:
+        """Capture a step whose inputs are filled, for each adapter that has bindings of its own."""
+        self._captured[profile, dims] = None
+        for _ in self.each_set(profile, dims):
+            self.executor.capture_graph(self.stream)
+
+    def each_set(self, profile: int, dims: InferenceDims) -> Iterator[None]:
+        """Prepare a step with what is bound, and then with all that may be in its place."""
+        self.prepare(profile, dims)
+        yield
+        if self._lora is not None:
+            for adapter in sorted(self._lora.sets - {self._lora.bound}):
+                self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
+                yield
+
+    def add_adapter(self, adapter: str) -> None:
+        """Capture for a new adapter what has been captured for the others."""
+        self.executor.expect_addresses(1)
+        for profile, dims in self._captured:
+            self._capture_for(adapter, profile, dims)
+
+    def drop_adapter(self, adapter: str) -> None:
+        """Forget all that binds an adapter."""
+        dropped = [key for key in self._maps if key[0] == adapter]
+        self.executor.forget([self._maps.pop(key) for key in dropped])
+        self.executor.expect_addresses(-1)
+
+    def set(self, name: str, tensor: Tensor) -> None:
+        """Bind another tensor from the next step on, and free what was captured with the old."""
+        self.executor.forget(list(self._maps.values()))
+        for tensors in self._maps.values():
+            tensors.set(name, tensor)
+
+    def capture_again(self) -> None:
+        """Capture all that was captured, where that runs nothing, as on a CPU."""
+        for profile, dims in self._captured:
+            for _ in self.each_set(profile, dims):
+                self.executor.capture_graph(self.stream)
+
+    def keep(self, rows: int, tokens: int, first: int | None = None) -> None:
+        """Write the new cache rows, of `tokens` tokens each, of a step's first `rows` rows.
+
+        In the native dialect the engine itself has written them, behind the filled slots.
+        """
+        if not self._fresh:
+            return
+        start = (self._step if first is None else self._prompt).inputs.lengths
+        self.caches.kv.write(self._fresh, start, (rows, tokens), first or 0)
+
+    def _capture_for(self, adapter: str, profile: int, dims: InferenceDims) -> None:
+        # Where a switch binds anew, on the CPU, a capture runs nothing: rows may be active.
+        self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
+        self.executor.capture_graph(self.stream)
+
+    def _map(self, adapter: str, first: int | None) -> TensorMap:
+        key = (adapter, first, 0 if first is None else self.caches.kv.bucket)
+        tensors = self._maps.get(key)
+        if tensors is None:
+            tensors = self._maps[key] = TensorMap()
+            step = self._step if first is None else self._prompt
+            resources, index = self._resources, self._cache_index
+            build_tensor_map(tensors, step, resources, index, first, adapter=adapter)
+        return tensors

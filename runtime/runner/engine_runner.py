@@ -1,0 +1,374 @@
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.batch import RowOwner
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device, RecordedPicks
+from runtime.errors import HearthError
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.images import EmbeddingStore
+from runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from runtime.lora.adapter import Adapter, check_rank
+from runtime.lora.lora_manager import LoRAManager
+from runtime.memory.estimates import prompt_graph_bytes
+from runtime.memory.system import available_memory
+from runtime.runner.bindings import StepBindings
+from runtime.runner.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
+from runtime.runner.pipeline_io import PipelineIO
+from runtime.runner.recordings import Execute, Recordings
+from runtime.runner.shared_resources import SharedResources
+from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
+from runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
+from runtime.tensors.tensor import Tensor
+from runtime.weights.external_weight_manager import Loaded
+
+_OTHERS_BYTES = 64 << 20
+
+
+class PromptGraphs(msgspec.Struct):
+    """Prefill steps that were captured, in how many seconds and bytes, and what became of steps.
+
+    `hits` were launched from a graph, `misses` were not.
+    """
+
+    captures: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+
+
+class LLMEngineRunner:
+    """Fills and runs the steps of one decoder.
+
+    Rows of a step are the first rows of the batch, those of a prompt chunk the ones from any place
+    on. A step's logits are a step buffer, used as dense [rows, tokens that get logits, V]; it holds
+    until the next step.
+    """
+
+    def __init__(
+        self,
+        config: LLMEngineRunnerConfig,
+        executor: EngineExecutor,
+        io: PipelineIO,
+        resources: SharedResources,
+        device: Device,
+        *,
+        embeddings: EmbeddingStore | None = None,
+    ) -> None:
+        self.executor = executor
+        """For counters and introspection."""
+        self.prompt_graphs = PromptGraphs()
+        self._config = config
+        self._resources = resources
+        self._lora = resources.lora
+        self._caches = resources.cache_managers[0]
+        self._device = device
+        self._ops = device.ops
+        self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
+        self._prompt = io.prompt
+        self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
+        self._recorded = Recordings(config, device, self._steps)
+        # By rows and bucket: the batch of a decode step, its profile and its sizes.
+        self._decodes: dict[tuple[int, int], tuple[int, int, InferenceDims]] = {}
+        self._images: ImageMerge | None = None
+        self.multimodal_metrics = MultimodalMetrics()
+        """Those of images in prompts."""
+        if embeddings is not None:
+            prompt = io.prompt
+            self._images = ImageMerge(
+                embeddings, device, prompt.inputs.inputs_embeds, prompt.deepstack
+            )
+            self.multimodal_metrics = self._images.metrics
+
+    def get_engine_config(self) -> LLMEngineRunnerConfig:
+        """The configuration that the engine runs with."""
+        return self._config
+
+    def get_kv_cache(self) -> HybridCacheManager:
+        """The caches of this engine and the lengths of its rows."""
+        return self._caches
+
+    def get_rope_cos_sin_tensors(self) -> tuple[Tensor, ...]:
+        """The rotary tables as bound; none for an engine that has none."""
+        return self._resources.rope
+
+    def get_active_lora_weights_name(self) -> str:
+        """The adapter that the steps run with; "" for none."""
+        return "" if self._lora is None else self._lora.active
+
+    def get_available_lora_weights(self) -> list[str]:
+        """The names of the adapters that are loaded."""
+        return [] if self._lora is None else self._lora.available
+
+    def get_lora_weights_digest(self, name: str) -> str:
+        """A digest of an adapter's numbers, "" for none; raises `adapter_unknown`."""
+        return self._adapters().digest(name) if name else ""
+
+    def switch_lora_weights(self, name: str) -> None:
+        """Let the next steps run with an adapter, or "" none; raises `adapter_unknown`.
+
+        All keys and values of a row have to be of one adapter: call it between batches.
+        """
+        if name != self.get_active_lora_weights_name():
+            self._adapters().switch(name)
+
+    def load_lora_weights(self, name: str, source: Path | Adapter) -> None:
+        """Load an adapter, and capture with it the steps that were captured, at any time.
+
+        Raises `adapter_invalid`, `unsupported_option`, `out_of_memory` and `invalid_value`.
+        """
+        lora = self._adapters()
+        lora.load(name, source)
+        if lora.rebinds:
+            self._steps.add_adapter(name)
+
+    def unload_lora_weights(self, name: str) -> None:
+        """Forget an adapter that is not active; raises `adapter_unknown` and `internal`."""
+        lora = self._adapters()
+        lora.unload(name)
+        if lora.rebinds:
+            self._steps.drop_adapter(name)
+
+    def _adapters(self) -> LoRAManager:
+        if self._lora is None:
+            check_rank(1, self._config)
+            raise HearthError("internal", "these resources have no adapters")
+        return self._lora
+
+    def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
+        """Let other numbers give the logits from the next step on, while none is under way.
+
+        It takes an engine with external weights. One that binds them is bound anew, any other is
+        opened again; what was captured is captured again. On a GPU, where that runs steps, it is
+        refused once steps are captured. Raises `unsupported_option` for that, and as
+        `ExternalWeightManager.set_lm_head_weights` does, and `invalid_value` as that does.
+        """
+        weights = self._resources.external_weights
+        if weights is None:
+            raise HearthError(
+                "unsupported_option",
+                "this engine holds its weights itself: export it with --external-weights",
+                name,
+            )
+        if self._device.kind == "cuda" and self.executor.counters.captures:
+            raise HearthError(
+                "unsupported_option",
+                "the steps are captured with the head that they have: set another one before",
+                name,
+            )
+        weights.set_lm_head_weights(name, tensor)
+        if weights.bound:
+            self._steps.set(name, tensor)
+        else:
+            self.executor.reopen(weights)
+        self._steps.capture_again()
+
+    @property
+    def loaded_weights(self) -> Loaded | None:
+        """What was copied of weights that the engine binds; None where it reads them itself."""
+        weights = self._resources.external_weights
+        return None if weights is None else weights.loaded
+
+    @property
+    def row_owners(self) -> list[RowOwner]:
+        """What keeps state of rows here: the caches, and rotary tables of every row."""
+        return [self._caches, *self._resources.rotary_rows]
+
+    def reset(self, batch: int) -> None:
+        """Begin a batch of `batch` empty rows."""
+        self._caches.reset(batch)
+        for rows in self._resources.rotary_rows:
+            rows.reset(batch)
+
+    def execute_prefill_step(
+        self,
+        token_ids: NDArray[np.int64],
+        lengths: Sequence[int],
+        first: int = 0,
+        images: Sequence[ImagePiece] = (),
+    ) -> Tensor:
+        """Run the next chunk of the prompts from place `first` on; the last tokens' logits.
+
+        `token_ids` [rows, S] is padded at the right to the longest chunk; `lengths` counts the
+        tokens of each row. Embeddings of `images` take the place of those of their tokens. Logits
+        and hidden states of place `first` are row 0 of theirs. Raises `capacity_exceeded`, before
+        anything runs, where a row's start and S exceed the capacity.
+        """
+        rows, width = token_ids.shape
+        self._prepare_prefill(token_ids, lengths, first)
+        if self._images is not None:
+            self._images.merge(images)
+        if self._steps.executor.execute(self._steps.stream):
+            self.prompt_graphs.hits += 1
+        else:
+            self.prompt_graphs.misses += 1
+        self._steps.keep(rows, width, first)
+        self._caches.commit(lengths, first)
+        return self._logits
+
+    def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
+        """Run the newest token of each of the first `rows` rows and return the logits.
+
+        The step may run padded to a larger batch, whose further rows nobody reads. Where those
+        have prompt left it writes behind their filled slots.
+        """
+        self._ops.feed_decode(self._inputs, self._prepare_decode(rows))
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, 1)
+        self._caches.advance(rows)
+        return self._logits
+
+    def launch_vanilla_decoding_step(self, rows: int) -> bool:
+        """Launch the same step as it was recorded, with its picks; False where it was not."""
+        self._prepare_decode(rows)
+        if not self._recorded.launch():
+            return False
+        self._caches.count([1] * rows)
+        return True
+
+    def execute_eagle_base_tree_decoding_step(self, rows: int, width: int) -> Tensor:
+        """Run the first `width` nodes of the trees of the first `rows` rows; return their logits.
+
+        Logits are [rows, width, V]. Nothing is committed: the caches hold the nodes' keys and
+        values behind each row's length, until the next step. It runs padded as a decode step does.
+        """
+        caches = self._caches
+        caches.reserve(max(caches.row_lengths[:rows]) + width)
+        batch = self._steps.padded(rows)
+        dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
+        self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
+        if not self._recorded.launch():
+            self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
+            self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, width)
+        return self._logits
+
+    def commit_path(self, nodes: Sequence[Sequence[int]]) -> None:
+        """Keep the keys and values of these nodes of the first rows' trees, from the root on."""
+        caches = self._caches
+        counts = [len(path) for path in nodes]
+        # A path ascends from node 0: one without gaps lies in its place.
+        if any(path and path[-1] != len(path) - 1 for path in nodes):
+            table = np.full((len(nodes), max(counts)), -1, np.int32)
+            for row, path in enumerate(nodes):
+                table[row, : len(path)] = path
+            caches.commit_path(table)
+        # Those of the device have grown with the walk.
+        caches.count(counts)
+
+    def warm_prefill(self) -> None:
+        """Run a prefill step of one row in each of a GPU's widths, between batches.
+
+        The first run of a shape takes a library a tenth of a second, which no request should.
+        """
+        widths = prefill_widths(self._config)
+        for width in widths:
+            self.reset(1)
+            self.execute_prefill_step(np.zeros((1, width), np.int64), [width])
+        if widths:
+            self._steps.stream.synchronize()
+            self.reset(0)
+
+    def capture_prefill_graphs(self) -> None:
+        """Capture the prefill steps that have graphs, between batches, once their widths are warm.
+
+        No more than fit into the memory that was predicted for them, or into the little that
+        others may have taken meanwhile.
+        """
+        places_and_widths = captured_prompts(self._config)
+        if not places_and_widths:
+            return
+        began, found = time.monotonic(), self.prompt_graphs
+        limit = max(prompt_graph_bytes(self._config), _OTHERS_BYTES)
+        free = self._free_memory()
+        before = self.executor.counters.captures
+        for place, width in places_and_widths:
+            self.reset(place + 1)
+            self._prepare_prefill(np.zeros((1, width), np.int64), [width], place)
+            self.executor.capture_graph(self._steps.stream)
+            found.bytes = free - self._free_memory()
+            if found.bytes >= limit:
+                break
+        self.reset(0)
+        found.captures = self.executor.counters.captures - before
+        found.seconds = time.monotonic() - began
+
+    def capture_vanilla_decoding_graph(
+        self, batch_sizes: Iterable[int], picks: RecordedPicks | None = None
+    ) -> None:
+        """Capture the decode step of each batch size in every bucket, between batches.
+
+        With `picks`, where they can be captured with it, it becomes what
+        `launch_vanilla_decoding_step` launches.
+        """
+        for batch, bucket in self._steps.captured(batch_sizes):
+            self._ops.feed_decode(self._inputs, batch)
+            dims = InferenceDims.decode(batch, bucket)
+            profile = generation_profile(self._config, batch)
+            if picks is None:
+                self._steps.capture(profile, dims)
+            else:
+                self._recorded.capture(profile, dims, partial(self._run_decode, batch, picks))
+
+    def capture_eagle_base_tree_decoding_graph(
+        self, batch_sizes: Iterable[int], widths: Iterable[int]
+    ) -> None:
+        """Capture the verification of trees of these sizes, as the decode step is captured."""
+        for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
+            profile = generation_profile(self._config, batch, second=True)
+            self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
+            dims = InferenceDims.spec_verify(batch, width, bucket)
+            self._recorded.capture(profile, dims, partial(self._run_trees, batch, width))
+
+    def _prepare_decode(self, rows: int) -> int:
+        """Bind a decode step; the batch in which it runs."""
+        caches = self._caches
+        caches.reserve(max(caches.row_lengths[:rows]) + 1)
+        known = self._decodes.get((rows, caches.kv.bucket))
+        if known is None:
+            batch = self._steps.padded(rows)
+            dims = InferenceDims.decode(batch, caches.kv.bucket)
+            known = batch, generation_profile(self._config, batch), dims
+            self._decodes[rows, caches.kv.bucket] = known
+        batch, profile, dims = known
+        self._steps.prepare(profile, dims)
+        return batch
+
+    def _run_decode(self, batch: int, picks: RecordedPicks, execute: Execute) -> None:
+        self._ops.feed_decode(self._inputs, batch)
+        execute(self._steps.stream)
+        picks.queue(batch)
+
+    def _run_trees(self, batch: int, width: int, execute: Execute) -> None:
+        self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
+        execute(self._steps.stream)
+
+    def _prepare_prefill(
+        self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int
+    ) -> None:
+        """Fill and bind a prefill step; raises what `execute_prefill_step` does."""
+        rows, width = token_ids.shape
+        self._steps.begin_prompt(first, rows, width)
+        self._ops.feed_prefill(self._prompt.inputs, token_ids, lengths)
+        dims = InferenceDims.prefill(rows, width, self._caches.kv.bucket)
+        self._steps.prepare(PROFILE_CONTEXT, dims, first)
+
+    def _free_memory(self) -> int:
+        own = self._device.free_memory()
+        return available_memory() if own is None else own
+
+    def close(self) -> None:
+        """Free captured graphs, the engine and the device's memory."""
+        with ExitStack() as closing:
+            closing.callback(self._device.close)
+            closing.callback(self.executor.close)
+            closing.callback(self._recorded.close)

@@ -1,0 +1,168 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import Device
+from runtime.errors import HearthError
+from runtime.kv_cache.kv_cache_manager import HybridCacheManager, RotaryRows
+from runtime.lora.lora_manager import LoRAManager
+from runtime.runner.engine_tables import EngineTables, load_tables
+from runtime.tensors.tensor import Tensor, numpy_dtype
+from runtime.weights.external_weight_manager import ExternalWeightManager
+
+_SMALLEST = 256
+"""Bytes of zeros at whose address inputs of rank 0 lie."""
+
+
+class SharedResources:
+    """What lives as long as the process and serves every step.
+
+    Created before any engine, from the engine folder's files alone. Caches and rotary tables are
+    one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
+    embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
+    id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
+    row. `external_weights` are those of a base engine that has none itself, `draft_weights` those
+    of a draft of kernels. `zero_buffer` are bytes that stay zero (`allocate_zero_buffer`). `lora`
+    are the adapters of a base that takes any.
+    """
+
+    def __init__(
+        self,
+        cache_managers: list[HybridCacheManager],
+        embedding: Tensor,
+        external_weights: ExternalWeightManager | None = None,
+    ) -> None:
+        self.cache_managers = cache_managers
+        self.embedding = embedding
+        self.external_weights = external_weights
+        self.draft_weights: ExternalWeightManager | None = None
+        self.rope_tables: list[tuple[Tensor, ...]] = []
+        self.rotary_rows: list[RotaryRows] = []
+        self.full_ids: Tensor | None = None
+        self.zero_buffer: Tensor | None = None
+        self.lora: LoRAManager | None = None
+
+    @classmethod
+    def create_for_llm(
+        cls,
+        config: LLMEngineRunnerConfig,
+        folder: Path,
+        device: Device,
+        weights: str = "",
+        *,
+        zeros: int = 0,
+    ) -> "SharedResources":
+        """All that a decoder has in common with its draft, and its own caches and tables.
+
+        `weights` is a file of external weights in place of the folder's own. Others will read
+        `zeros` bytes of the buffer of zeros. Raises `engine_corrupt` or
+        `weights_invalid` naming a file that is missing or does not fit the configuration,
+        `out_of_memory` when the caches cannot be reserved.
+        """
+        external = ExternalWeightManager.open(folder, config, weights)
+        tables = load_tables(config, folder, external)
+        return cls.create(config, tables, device, external, zeros=zeros)
+
+    @classmethod
+    def create(
+        cls,
+        config: LLMEngineRunnerConfig,
+        tables: EngineTables,
+        device: Device,
+        external: ExternalWeightManager | None = None,
+        *,
+        zeros: int = 0,
+    ) -> "SharedResources":
+        """The same of tables that have been read; raises `out_of_memory`."""
+        embedding = device.constants({"embedding": tables.embedding})["embedding"]
+        if external is not None:
+            external.load(device, embedding)
+        resources = cls([_create_caches(config, device)], embedding, external)
+        resources.add_rope(config, tables, device)
+        if resources.rotary_rows:
+            resources.cache_managers[0].rotary = resources.rotary_rows[0]
+        own = zero_bytes(config, config.max_supported_batch_size)
+        allocate_zero_buffer(resources, max(_SMALLEST, own, zeros), device)
+        if config.max_supported_lora_rank:
+            nothing = resources.zeros("no_adapter", (2,), numpy_dtype(config.dtype))
+            resources.lora = LoRAManager(config, device, nothing)
+        return resources
+
+    def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
+        """Add caches, rotary tables, vocabulary and weights beside a draft engine.
+
+        `folder` is the draft's own. There is one: another one is `internal`. Raises as
+        `create_for_llm`.
+        """
+        self.add_draft_tables(config, load_tables(config, folder, None), device)
+        self.draft_weights = ExternalWeightManager.open(folder, config)
+        if self.draft_weights is not None:
+            self.draft_weights.load(device)
+
+    def add_draft_tables(
+        self, config: LLMEngineRunnerConfig, tables: EngineTables, device: Device
+    ) -> None:
+        """The same of tables that have been read, and without the weights."""
+        if len(self.cache_managers) > 1:
+            raise HearthError("internal", "the base has a draft already")
+        self.add_rope(config, tables, device)
+        self.cache_managers.append(_create_caches(config, device))
+        if config.use_context_dependent_rope:
+            self.cache_managers[1].rotary = self.rotary_rows[-1]
+        if tables.full_ids is not None:
+            self.full_ids = device.constant("full_ids", tables.full_ids)
+
+    def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+        """The beginning of the buffer of zeros; raises `internal` where it is too small."""
+        if self.zero_buffer is None:
+            raise HearthError("internal", "there is no buffer of zeros", name)
+        return self.zero_buffer.beginning(name, shape, dtype)
+
+    @property
+    def rope(self) -> tuple[Tensor, ...]:
+        """The rotary tables of the base engine."""
+        return self.rope_tables[0]
+
+    def add_rope(self, config: LLMEngineRunnerConfig, tables: EngineTables, device: Device) -> None:
+        """Add the rotary tables of an engine."""
+        if config.use_context_dependent_rope:
+            self.rotary_rows.append(RotaryRows(config, dict(tables.rope), device))
+            self.rope_tables.append(self.rotary_rows[-1].tensors)
+        else:
+            constants = (device.constant(f"rope_{name}", one) for name, one in tables.rope.items())
+            self.rope_tables.append(tuple(constants))
+
+
+def zero_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
+    """Bytes of zeros that the steps of a decoder bind: deepstack features of no image."""
+    if not config.num_deepstack_features:
+        return 0
+    places = max_batch * max(1, config.max_verify_tree_size)
+    return places * config.hidden_size * numpy_dtype(config.dtype).itemsize
+
+
+def allocate_zero_buffer(resources: SharedResources, nbytes: int, device: Device) -> None:
+    """Let the one buffer of zeros have so many bytes; whoever reads most of it asks first.
+
+    Everyone who has to bind something that is nothing reads it, and nobody writes to it.
+    """
+    if resources.zero_buffer is not None and resources.zero_buffer.nbytes >= nbytes:
+        return
+    resources.zero_buffer = device.zeros("zeros", (nbytes,), np.dtype(np.uint8))
+    resources.zero_buffer.protect()
+
+
+def _create_caches(config: LLMEngineRunnerConfig, device: Device) -> HybridCacheManager:
+    try:
+        return HybridCacheManager(config, device)
+    except HearthError as error:
+        if error.code != "out_of_memory":
+            raise
+        raise HearthError(
+            "out_of_memory",
+            f"no memory for {config.max_supported_batch_size} rows of "
+            f"{config.max_kv_cache_capacity} cache slots: lower max_batch or capacity",
+            "capacity",
+        ) from error

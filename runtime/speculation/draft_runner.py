@@ -1,0 +1,253 @@
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.config import LLMEngineRunnerConfig
+from runtime.device.device import (
+    Device,
+    PathShape,
+    PendingPaths,
+    StepBuffers,
+    TreeBuffers,
+)
+from runtime.executor.engine_executor import EngineExecutor
+from runtime.images import EmbeddingStore
+from runtime.options import EagleDraftingConfig
+from runtime.runner.bindings import StepBindings
+from runtime.runner.image_merge import ImageMerge, ImagePiece
+from runtime.runner.pipeline_io import DraftIO
+from runtime.runner.recordings import Execute, Recordings
+from runtime.runner.shared_resources import SharedResources
+from runtime.speculation.growth import DraftSteps, choose_growth
+from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
+from runtime.tensors.profiles import generation_profile, prefill_width
+from runtime.tensors.tensor import Tensor
+
+_CACHES = 1
+
+
+class DraftEntries(NamedTuple):
+    """New entries of the draft's cache, of rows that lie together, padded at the right.
+
+    `token_ids` [rows, S]; `lengths` and `first` positions, one a row; `hidden` [rows, S] says
+    where each entry's hidden state lies in the base's `hidden_states`, -1 for padding. `images`
+    are what stands in place of tokens of a prompt.
+    """
+
+    token_ids: NDArray[np.int64]
+    lengths: list[int]
+    first: list[int]
+    hidden: NDArray[np.int32]
+    images: Sequence[ImagePiece] = ()
+
+
+class NewestEntries(NamedTuple):
+    """Likewise those of a round, as lists: `token_ids` and `hidden` have S numbers a row."""
+
+    token_ids: list[list[int]]
+    lengths: list[int]
+    first: list[int]
+    hidden: list[list[int]]
+
+
+class EagleDraftRunner:
+    """Runs the steps of an EAGLE-3 draft engine and proposes token trees with it.
+
+    Source: EAGLE-3, Li et al. 2025; trees as in EAGLE-2, Li et al. 2024.
+    """
+
+    def __init__(
+        self,
+        config: LLMEngineRunnerConfig,
+        drafting: EagleDraftingConfig,
+        executor: EngineExecutor,
+        resources: SharedResources,
+        device: Device,
+        *,
+        trees: TreeBuffers,
+        embeddings: EmbeddingStore | None = None,
+    ) -> None:
+        self.executor = executor
+        """For counters and introspection."""
+        self._config = config
+        self._drafting = drafting
+        self._ops = device.ops
+        self._tree_ops = device.tree_ops
+        io = DraftIO.create_for_spec_decode_draft(config, drafting, resources, device)
+        self._inputs, self._hidden = io.entries.inputs, io.hidden_states_input
+        self._grown = io.growing.inputs.lengths
+        self._prompt = io.prompt
+        self._images: ImageMerge | None = None
+        if embeddings is not None:
+            self._images = ImageMerge(embeddings, device, self._prompt.inputs.inputs_embeds, ())
+        self._steps, self._growing = (
+            StepBindings(
+                config, executor, step, resources, device, prompt=prompt, cache_index=_CACHES
+            )
+            for step, prompt in ((io.entries, io.prompt), (io.growing, None))
+        )
+        self.caches = self._steps.caches
+        self._recorded = Recordings(config, device, self._steps)
+        self._base_lengths = resources.cache_managers[0].lengths
+        self._growth = choose_growth(
+            DraftSteps(
+                config=config,
+                drafting=drafting,
+                device=device,
+                bindings=self._growing,
+                inputs=io.growing.inputs,
+                proposal=io.proposal,
+                trees=trees,
+                base=resources.cache_managers[0],
+            )
+        )
+        # On the CPU a step costs by its tokens; on a GPU every width would need a graph.
+        self._accept_width = drafting.most_accepted if config.device == "cuda" else 0
+
+    def execute_prefill_step(self, entries: DraftEntries, source: Tensor, first: int = 0) -> None:
+        """Append entries of a prompt chunk of the rows from place `first` on; nothing is proposed.
+
+        `source` are the base's hidden states. A row may have no entry in the step.
+        """
+        rows, width = entries.token_ids.shape
+        self._steps.begin_prompt(first, rows, width)
+        self._fill(self._prompt.inputs, entries, source)
+        if self._images is not None:
+            self._images.merge(entries.images)
+        dims = InferenceDims.prefill(rows, width, self.caches.kv.bucket)
+        self._steps.prepare(PROFILE_CONTEXT, dims, first)
+        self._steps.executor.execute(self._steps.stream)
+        self._steps.keep(rows, width, first)
+        self.caches.commit(entries.lengths, first)
+
+    def prompt_width(self, entries: int, start: int) -> int:
+        """The width of a prefill step of so many entries a row, of rows that begin by `start`."""
+        room = self._config.max_kv_cache_capacity - start
+        return prefill_width(self._config, entries, room)
+
+    def save_hidden(
+        self, source: Tensor, places: Sequence[int], target: Tensor, first: int
+    ) -> None:
+        """Copy hidden states at `places` of `source` to those from `first` on of `target`.
+
+        Both are read flat: [1, all places, W].
+        """
+        rows, count, size = source.shape
+        out = target.part("waiting_hidden_states", first * size, (len(places), size))
+        self._tree_ops.gather_rows(source, rows * count, np.array([places], np.int32), out)
+
+    def accept_shape(self, rows: int, width: int) -> tuple[int, int]:
+        """Rows and entries a row of the step that appends `width` entries to `rows` rows."""
+        return self._steps.padded(rows), self._accept_width or width
+
+    def propose(
+        self, entries: NewestEntries, source: Tensor, speculating: Sequence[bool], width: int
+    ) -> None:
+        """Append the entries of the first rows' newest tokens, and plant what follows the last.
+
+        That are the best `width` nodes of every row; node 0 alone where not `speculating`. The
+        cache keeps the entries alone. They are of an `accept_shape`; what those behind these rows
+        hold is dropped.
+        """
+        rows, caches = len(speculating), self.caches
+        batch, each = len(entries.token_ids), len(entries.token_ids[0])
+        held = caches.row_lengths[:rows]
+        caches.reserve(max(held) + each + self._growth.slots)
+        filled = [*held, *[0] * (batch - rows)]
+        self._ops.put_entries(
+            self._inputs,
+            entries.token_ids,
+            entries.lengths,
+            entries.first,
+            entries.hidden,
+            filled=filled,
+        )
+        shape, bucket = (batch, each), caches.kv.bucket
+        self._steps.prepare(*self._entering(shape, bucket))
+        work = partial(self._round, source, rows, shape, bucket)
+        self._recorded.run(work, 1 + self._growth.levels)
+        self.take_proposal(entries.lengths[:rows], speculating, width)
+
+    def propose_ahead(self, rows: int, paths: PendingPaths, width: int) -> bool:
+        """Queue the steps of `propose` for the first rows behind a round that is under way.
+
+        The entries are what its walks will find in trees of `width` nodes. `take_proposal` makes
+        it the proposal of these rows; otherwise it was none. False where nothing was queued.
+        """
+        caches = self.caches
+        batch, each = self.accept_shape(rows, 0)
+        bucket = caches.kv.bucket
+        if not each or max(caches.row_lengths[:rows]) + each + self._growth.slots > bucket:
+            return False
+        self._steps.prepare(*self._entering((batch, each), bucket))
+        if not self._recorded.ready:
+            return False
+        shape = PathShape(rows, batch, each, width)
+        self._ops.enter_paths(self._inputs, paths, self._base_lengths, shape)
+        return self._recorded.launch(1 + self._growth.levels)
+
+    def take_proposal(self, counts: Sequence[int], speculating: Sequence[bool], width: int) -> None:
+        """Keep as many entries of the first rows, and plant what was grown behind them."""
+        rows = len(counts)
+        self.caches.count(counts)
+        every = [*speculating, *[False] * (self._steps.padded(rows) - rows)]
+        self._growth.finish(every, width)
+
+    def capture_draft_proposal_graph(self, batch_sizes: Iterable[int], source: Tensor) -> None:
+        """Capture what a proposal takes for these batch sizes, between batches.
+
+        The hidden states of its entries will be in `source`.
+        """
+        fixed = self._accept_width
+        widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
+        for batch, bucket in self._steps.captured(batch_sizes):
+            for width in widths:
+                self._capture_entries(source, (batch, width), bucket)
+            if self._growth.levels and not self._recorded.takes_work:
+                self._growth.feed(batch)
+                self._growing.capture(*self._growth.step(batch, bucket))
+
+    def _capture_entries(self, source: Tensor, shape: tuple[int, int], bucket: int) -> None:
+        """A step of entries, and where a whole round can be captured all that follows it."""
+        batch, width = shape
+        none, tokens = [0] * batch, [[0] * width for _ in range(batch)]
+        self._ops.put_entries(self._inputs, tokens, [1] * batch, none, tokens, filled=none)
+        self._ops.feed_entries(self._inputs, source, self._hidden, self._grown, shape)
+        work = partial(self._round, source, batch, shape, bucket)
+        self._recorded.capture(*self._entering(shape, bucket), work)
+
+    def _entering(self, shape: tuple[int, int], bucket: int) -> tuple[int, InferenceDims]:
+        profile = generation_profile(self._config, shape[0], second=True)
+        return profile, InferenceDims.accept(*shape, bucket)
+
+    def _round(
+        self, source: Tensor, rows: int, shape: tuple[int, int], bucket: int, execute: Execute
+    ) -> None:
+        """A step of the entries that were put, and those that grow a proposal."""
+        batch, width = shape
+        steps, growth = self._steps, self._growth
+        steps.prepare(*self._entering(shape, bucket))
+        self._ops.feed_entries(self._inputs, source, self._hidden, self._grown, shape)
+        execute(steps.stream)
+        steps.keep(rows, width)
+        if growth.levels:
+            self._growing.prepare(*growth.step(batch, bucket))
+        growth.grow(rows, batch, execute)
+
+    def close(self) -> None:
+        """Free captured graphs and the engine."""
+        with ExitStack() as closing:
+            closing.callback(self.executor.close)
+            closing.callback(self._recorded.close)
+
+    def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
+        # A row without an entry runs padding, which nobody reads and nothing keeps.
+        lengths = [max(1, length) for length in entries.lengths]
+        self._ops.feed_prefill(inputs, entries.token_ids, lengths, entries.first)
+        flat = entries.hidden.reshape(1, -1)
+        rows, places, _ = source.shape
+        self._tree_ops.gather_rows(source, rows * places, flat, self._hidden)
