@@ -3,10 +3,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from actors.executor_messages import Release, Revoke
-from actors.house import HeldRow, House, revoke
-from actors.settings import PolicySettings, Reloadable
-from actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.executor_messages import Release, Revoke
+from hearth.actors.house import HeldRow, House, revoke
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.actors.waiting_queue import Entry, WaitingQueue
 
 _TIMES_PAID = 4
 """How long a turn lasts at least, in the time that it took until its first token."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from actors.mailbox import IPC_SCHEME, check_endpoint
+from hearth.actors.mailbox import IPC_SCHEME, check_endpoint
 
 WORK_LIMIT = 4096
 """Messages that may wait at each end of a mailbox for work."""

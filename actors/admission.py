@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actors.messages import ExecutorLimits
-from actors.settings import PolicySettings
-from actors.waiting_queue import Entry
-from runtime.errors import Code
+from hearth.actors.messages import ExecutorLimits
+from hearth.actors.settings import PolicySettings
+from hearth.actors.waiting_queue import Entry
+from hearth.runtime.errors import Code
 
 
 class Refusal(NamedTuple):

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import HearthError
-from runtime.images import Slot
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import Slot
 
 HEAD_BYTES = 64
 """Of a slot: a line of a CPU's cache, of which all offsets and lengths are multiples."""

@@ -4,10 +4,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from actors.arena import Arena
-from runtime.config import LLMEngineRunnerConfig
-from runtime.images import EmbeddedImage
-from runtime.tensors.tensor import numpy_dtype
+from hearth.actors.arena import Arena
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.tensors.tensor import numpy_dtype
 
 
 class ArenaEmbeddings:

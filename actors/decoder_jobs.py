@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.arena import SharedArena
-from actors.image_work import ImageInput
-from runtime.images import ImageLayout, Slot
-from runtime.vision_config import VisionConfig
+from hearth.actors.arena import SharedArena
+from hearth.actors.image_work import ImageInput
+from hearth.runtime.images import ImageLayout, Slot
+from hearth.runtime.vision_config import VisionConfig
 
 PACKET_BYTES = 200 << 10
 """The longest message, that of a video of 4,096 frames; one is one packet."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from actors.decoder_jobs import PACKET_BYTES, DecoderJob, DecoderSettings, DecoderWord
-from actors.own_process import die_first, die_with, ignore_signals
-from runtime.errors import HearthError
+from hearth.actors.decoder_jobs import PACKET_BYTES, DecoderJob, DecoderSettings, DecoderWord
+from hearth.actors.own_process import die_first, die_with, ignore_signals
+from hearth.runtime.errors import HearthError
 
 Work = Callable[[DecoderJob], DecoderWord]
 

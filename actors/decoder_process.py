@@ -1,4 +1,7 @@
-"""The process that decodes pictures for an encoder: `python -m actors.decoder_process SETTINGS`."""
+"""The process that decodes pictures for an encoder.
+
+`python -m hearth.actors.decoder_process SETTINGS`
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import time
 
 import numpy as np
 
-from actors.arena import Arena
-from actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
-from actors.decoder_loop import serve, settle
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.patches import patch
+from hearth.actors.arena import Arena
+from hearth.actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
+from hearth.actors.decoder_loop import serve, settle
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.patches import patch
 
 
 class PatchMaker:

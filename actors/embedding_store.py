@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from actors.arena import ArenaSlots, slot_bytes
-from actors.image_work import ImageTimes
-from runtime.images import Slot
+from hearth.actors.arena import ArenaSlots, slot_bytes
+from hearth.actors.image_work import ImageTimes
+from hearth.runtime.images import Slot
 
 
 class Filling(Enum):

@@ -13,18 +13,24 @@ from typing import Any, NamedTuple
 import structlog
 from numpy.typing import NDArray
 
-from actors.decoder_jobs import DecoderJob, DecoderWord
-from actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
-from actors.image_work import ImageTimes
-from actors.logs import set_level
-from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
-from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, SetLogLevel, Shutdown
-from actors.picture_decoder import PictureDecoder
-from actors.supervisor_messages import ActorProgress, SupervisorMessage
-from actors.tower_memory import TowerMemory
-from runtime.errors import HearthError
-from runtime.vision.tower_inputs import Call, plan_calls, sharing
-from runtime.vision.vision_runner import Patches, VisionRunner
+from hearth.actors.decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.logs import set_level
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender, wait_any
+from hearth.actors.messages import (
+    EncoderControl,
+    EncoderMessage,
+    SchedulerMessage,
+    SetLogLevel,
+    Shutdown,
+)
+from hearth.actors.picture_decoder import PictureDecoder
+from hearth.actors.supervisor_messages import ActorProgress, SupervisorMessage
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.errors import HearthError
+from hearth.runtime.vision.tower_inputs import Call, plan_calls, sharing
+from hearth.runtime.vision.vision_runner import Patches, VisionRunner
 
 SEND_TIMEOUT_S = 10.0
 """How long the scheduler may be behind before the encoder gives up."""

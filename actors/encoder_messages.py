@@ -1,8 +1,8 @@
 """What is said to and of the encoder, and to an executor that runs the vision tower."""
 
-from actors.actor_message import ActorMessage, FromExecutor
-from actors.image_work import ImageTimes, ImageWork
-from runtime.images import ImageLayout, Slot
+from hearth.actors.actor_message import ActorMessage, FromExecutor
+from hearth.actors.image_work import ImageTimes, ImageWork
+from hearth.runtime.images import ImageLayout, Slot
 
 # --- to the encoder ---
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from actors.admission import TEXT_ONLY, Refusal, within_share
-from actors.arena import ArenaSlots, slot_bytes
-from actors.embedding_store import Filling, StoredEmbeddings
-from actors.encoder_messages import (
+from hearth.actors.admission import TEXT_ONLY, Refusal, within_share
+from hearth.actors.arena import ArenaSlots, slot_bytes
+from hearth.actors.embedding_store import Filling, StoredEmbeddings
+from hearth.actors.encoder_messages import (
     DropWork,
     Encode,
     Encoded,
@@ -21,12 +21,12 @@ from actors.encoder_messages import (
     TowerFailed,
     TowerRan,
 )
-from actors.image_work import ImageTimes, PromptImage
-from actors.messages import Embedded, RowsFailed
-from actors.suspects import Suspects
-from actors.waiting_queue import Entry
-from actors.waiting_room import WaitingRoom
-from runtime.images import EmbeddedImage, ImageLayout, Slot
+from hearth.actors.image_work import ImageTimes, PromptImage
+from hearth.actors.messages import Embedded, RowsFailed
+from hearth.actors.suspects import Suspects
+from hearth.actors.waiting_queue import Entry
+from hearth.actors.waiting_room import WaitingRoom
+from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 
 IN_FLIGHT = 8
 """Pieces of work that are under way at once: some calls of a tower, so that it never waits."""

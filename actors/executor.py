@@ -7,9 +7,9 @@ from operator import attrgetter
 
 import structlog
 
-from actors.encoder_messages import RunTower, TowerFailed
-from actors.executor_adapters import ExecutorAdapters
-from actors.executor_messages import (
+from hearth.actors.encoder_messages import RunTower, TowerFailed
+from hearth.actors.executor_adapters import ExecutorAdapters
+from hearth.actors.executor_messages import (
     ExecutorControl,
     ExecutorMessage,
     LoadAdapter,
@@ -20,10 +20,10 @@ from actors.executor_messages import (
     UnloadAdapter,
     Unpin,
 )
-from actors.executor_tower import ExecutorTower
-from actors.logs import set_level
-from actors.mailbox import MailboxFull, Receiver, Sender, wait_any
-from actors.messages import (
+from hearth.actors.executor_tower import ExecutorTower
+from hearth.actors.logs import set_level
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender, wait_any
+from hearth.actors.messages import (
     Cancel,
     Continuation,
     RowsEnded,
@@ -34,14 +34,10 @@ from actors.messages import (
     Shutdown,
     TokenizerMessage,
 )
-from actors.placed_rows import PlacedRows
-from actors.supervisor_messages import (
-    ActorProgress,
-    ExecutorMetrics,
-    SupervisorMessage,
-)
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import BatchRuntime, StepResult
+from hearth.actors.placed_rows import PlacedRows
+from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics, SupervisorMessage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import BatchRuntime, StepResult
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer may be behind before the executor gives up."""

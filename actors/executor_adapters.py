@@ -5,11 +5,11 @@ from pathlib import Path
 
 import structlog
 
-from actors.executor_messages import LoadAdapter
-from actors.mailbox import MailboxFull, Sender
-from actors.supervisor_messages import AdapterAnswer, SupervisorMessage
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import BatchRuntime
+from hearth.actors.executor_messages import LoadAdapter
+from hearth.actors.mailbox import MailboxFull, Sender
+from hearth.actors.supervisor_messages import AdapterAnswer, SupervisorMessage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import BatchRuntime
 
 _log = structlog.get_logger("executor")
 

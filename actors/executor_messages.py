@@ -1,11 +1,11 @@
-"""What the executor is told; see `actors.messages`."""
+"""What the executor is told; see `hearth.actors.messages`."""
 
 import msgspec
 
-from actors.actor_message import ActorMessage
-from actors.encoder_messages import RunTower
-from actors.messages import Cancel, SetLogLevel, Shutdown
-from runtime.request import RowRequest
+from hearth.actors.actor_message import ActorMessage
+from hearth.actors.encoder_messages import RunTower
+from hearth.actors.messages import Cancel, SetLogLevel, Shutdown
+from hearth.runtime.request import RowRequest
 
 
 class Offered(msgspec.Struct, frozen=True, array_like=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from actors.encoder_messages import RunTower, TowerFailed, TowerRan
-from actors.tower_memory import TowerMemory
-from runtime.errors import HearthError
-from runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.actors.encoder_messages import RunTower, TowerFailed, TowerRan
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
 
 
 class ExecutorTower:

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
-from actors.actor_message import FromExecutor
-from actors.encoder_messages import TowerFailed, TowerRan
-from actors.messages import ExecutorGone, RowsEnded, RowsFailed, RowsPlaced, RowsReturned, Step
-from runtime.request import RowToken
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.encoder_messages import TowerFailed, TowerRan
+from hearth.actors.messages import (
+    ExecutorGone,
+    RowsEnded,
+    RowsFailed,
+    RowsPlaced,
+    RowsReturned,
+    Step,
+)
+from hearth.runtime.request import RowToken
 
 Told = RowsPlaced | RowsEnded | RowsFailed | RowsReturned | TowerRan | TowerFailed
 """What the scheduler has to hear of rows, and of the tower."""

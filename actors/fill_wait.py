@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from actors.settings import PolicySettings, Reloadable
+from hearth.actors.settings import PolicySettings, Reloadable
 
 _MEMORY = 32
 """Windows and batches over which the means are taken, exponentially."""

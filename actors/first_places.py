@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from actors.adapter_turns import AdapterTurns
-from actors.executor_messages import Release, Revoke
-from actors.house import HeldRow, House, much_less
-from actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.adapter_turns import AdapterTurns
+from hearth.actors.executor_messages import Release, Revoke
+from hearth.actors.house import HeldRow, House, much_less
+from hearth.actors.waiting_queue import Entry, WaitingQueue
 
 FIRST_PLACE_S = 1.5
 """How long a client that asks for less than another waits for a place; reading comes behind."""

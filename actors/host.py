@@ -1,4 +1,4 @@
-"""The process of one actor: `python -m actors.host CONFIG`, started by the daemon alone."""
+"""The process of one actor: `python -m hearth.actors.host CONFIG`, started by the daemon alone."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import msgspec
 import structlog
 import zmq
 
-from actors.addresses import CONTROL_LIMIT
-from actors.logs import configure_logging
-from actors.mailbox import Sender, ZmqContext
-from actors.own_process import die_first, die_with, ignore_signals
-from actors.roles import EncoderSettings, ExecutorSettings, Host, HostConfig, ReadyActor, Role
-from actors.supervisor_messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
-from runtime.errors import HearthError
+from hearth.actors.addresses import CONTROL_LIMIT
+from hearth.actors.logs import configure_logging
+from hearth.actors.mailbox import Sender, ZmqContext
+from hearth.actors.own_process import die_first, die_with, ignore_signals
+from hearth.actors.roles import (
+    EncoderSettings,
+    ExecutorSettings,
+    Host,
+    HostConfig,
+    ReadyActor,
+    Role,
+)
+from hearth.actors.supervisor_messages import ActorFailed, ActorHello, ActorReady, SupervisorMessage
+from hearth.runtime.errors import HearthError
 
 _FLUSH_S = 2.0
 _log = structlog.get_logger("host")
 
 
 def _executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
-    from actors.open_executor import open_executor  # noqa: PLC0415 - see Role
+    from hearth.actors.open_executor import open_executor  # noqa: PLC0415 - see Role
 
     return open_executor(host, settings)
 
 
 def _encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
-    from actors.open_encoder import open_encoder  # noqa: PLC0415 - see Role
+    from hearth.actors.open_encoder import open_encoder  # noqa: PLC0415 - see Role
 
     return open_encoder(host, settings)
 
@@ -71,7 +78,9 @@ def main(arguments: list[str]) -> int:
     try:
         config = msgspec.json.decode(arguments[0], type=HostConfig)
     except (IndexError, msgspec.MsgspecError):
-        sys.stderr.write("actors.host takes one HostConfig as JSON: it is started by the daemon\n")
+        sys.stderr.write(
+            "hearth.actors.host takes one HostConfig as JSON: it is started by the daemon\n"
+        )
         return 2
     # The daemon decides when its actors end, by their control inbox or by force.
     ignore_signals()

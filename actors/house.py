@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.executor_messages import Revoke
-from actors.settings import PolicySettings, Reloadable
-from actors.waiting_queue import Entry
+from hearth.actors.executor_messages import Revoke
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.actors.waiting_queue import Entry
 
 _LESS = 4
 _BEGINNING_S = 0.5

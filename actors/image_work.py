@@ -2,7 +2,7 @@
 
 import msgspec
 
-from runtime.images import ImageLayout, ImageSpan, Picture, Slot
+from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 
 
 class ImageInput(msgspec.Struct, frozen=True, array_like=True):

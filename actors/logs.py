@@ -17,8 +17,15 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from actors.journal import PLACE, PRIORITIES, Journal, journal_entry, leads_to_journald, shaped
-from actors.settings import Format, Level
+from hearth.actors.journal import (
+    PLACE,
+    PRIORITIES,
+    Journal,
+    journal_entry,
+    leads_to_journald,
+    shaped,
+)
+from hearth.actors.settings import Format, Level
 
 _CONSOLE_LOSS = "lines of the log were lost: {}\n"
 _WHOLE_FROM = 1000

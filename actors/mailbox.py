@@ -11,7 +11,7 @@ import anyio.lowlevel
 import msgspec
 import zmq
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

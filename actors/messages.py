@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from actors.actor_message import ActorMessage, FromExecutor
-from actors.encoder_messages import (
+from hearth.actors.actor_message import ActorMessage, FromExecutor
+from hearth.actors.encoder_messages import (
     DropWork,
     Encode,
     Encoded,
@@ -22,9 +22,9 @@ from actors.encoder_messages import (
     TowerFailed,
     TowerRan,
 )
-from actors.image_work import ImageTimes, PromptImage, Visual
-from actors.settings import Level
-from runtime.request import FinishReason, RequestOptions, RowToken
+from hearth.actors.image_work import ImageTimes, PromptImage, Visual
+from hearth.actors.settings import Level
+from hearth.runtime.request import FinishReason, RequestOptions, RowToken
 
 
 class TurnPart(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +110,7 @@ class Cancel(ActorMessage, tag="cancel"):
 
 
 class RequestRound(msgspec.Struct, frozen=True, array_like=True):
-    """What a round of speculation gave one request; see `runtime.request.RowRound`."""
+    """What a round of speculation gave one request; see `hearth.runtime.request.RowRound`."""
 
     rid: int
     drafted: int
@@ -155,7 +155,7 @@ class RowsEnded(FromExecutor, tag="rows_ended"):
 
 
 class RowsFailed(FromExecutor, tag="rows_failed"):
-    """These requests ended in a failure; `code` is one of `runtime.errors.CODES`.
+    """These requests ended in a failure; `code` is one of `hearth.runtime.errors.CODES`.
 
     The scheduler says so too, as incarnation 0; where it has no room `ahead` others have to go
     before there is.

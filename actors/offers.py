@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from actors.adapter_turns import AdapterTurns
-from actors.executor_messages import Offer, Offered, Revoke
-from actors.fill_wait import FillWait
-from actors.house import HeldRow, House, revoke
-from actors.settings import PolicySettings, Reloadable
-from actors.suspects import Suspects
-from actors.waiting_queue import WaitingQueue
+from hearth.actors.adapter_turns import AdapterTurns
+from hearth.actors.executor_messages import Offer, Offered, Revoke
+from hearth.actors.fill_wait import FillWait
+from hearth.actors.house import HeldRow, House, revoke
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.actors.suspects import Suspects
+from hearth.actors.waiting_queue import WaitingQueue
 
 
 class Offers:

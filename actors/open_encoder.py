@@ -7,22 +7,22 @@ from pathlib import Path
 import structlog
 from msgspec import structs
 
-from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
-from actors.arena import Arena
-from actors.encoder import EncoderActor, Tower
-from actors.mailbox import Receiver, Sender
-from actors.messages import EncoderControl, EncoderMessage
-from actors.picture_decoder import PictureDecoder
-from actors.roles import EncoderSettings, Host, ReadyActor
-from actors.tower_memory import TowerMemory
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.engine_folder import check_identity, verify_folder
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.tower_answer import check_tower_answer
-from runtime.undo import undoing
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
+from hearth.actors.addresses import CONTROL_LIMIT, WORK_LIMIT
+from hearth.actors.arena import Arena
+from hearth.actors.encoder import EncoderActor, Tower
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import EncoderControl, EncoderMessage
+from hearth.actors.picture_decoder import PictureDecoder
+from hearth.actors.roles import EncoderSettings, Host, ReadyActor
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.engine_folder import check_identity, verify_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.tower_answer import check_tower_answer
+from hearth.runtime.undo import undoing
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
 _FLUSH_S = 2.0
 _log = structlog.get_logger("encoder")

@@ -8,27 +8,27 @@ from pathlib import Path
 import structlog
 from msgspec import structs
 
-from actors.addresses import CONTROL_LIMIT, WORK_LIMIT
-from actors.arena import Arena
-from actors.arena_embeddings import ArenaEmbeddings
-from actors.executor import ExecutorActor
-from actors.executor_messages import ExecutorControl, ExecutorMessage
-from actors.executor_tower import ExecutorTower
-from actors.mailbox import MailboxFull, Receiver, Sender
-from actors.messages import ExecutorLimits
-from actors.roles import ExecutorSettings, Host, ReadyActor
-from actors.supervisor_messages import ActorLoading
-from actors.tower_memory import TowerMemory
-from runtime.config import load_config
-from runtime.engine_folder import check_identity
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.loading import Stage, Told, nobody
-from runtime.request import RequestOptions, RowRequest
-from runtime.tower_answer import check_tower_answer
-from runtime.undo import undoing
-from runtime.vision_config import VISION_FOLDER
-from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
+from hearth.actors.addresses import CONTROL_LIMIT, WORK_LIMIT
+from hearth.actors.arena import Arena
+from hearth.actors.arena_embeddings import ArenaEmbeddings
+from hearth.actors.executor import ExecutorActor
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage
+from hearth.actors.executor_tower import ExecutorTower
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender
+from hearth.actors.messages import ExecutorLimits
+from hearth.actors.roles import ExecutorSettings, Host, ReadyActor
+from hearth.actors.supervisor_messages import ActorLoading
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import check_identity
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.loading import Stage, Told, nobody
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.tower_answer import check_tower_answer
+from hearth.runtime.undo import undoing
+from hearth.runtime.vision_config import VISION_FOLDER
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
 
 _FLUSH_S = 2.0
 _TOLD_S = 0.25

@@ -15,15 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-import actors
-from actors.arena import SharedArena
-from actors.decoder_jobs import NO_JOB, PACKET_BYTES, DecoderJob, DecoderSettings, DecoderWord
-from runtime.errors import HearthError
-from runtime.vision_config import VisionConfig
+import hearth
+from hearth.actors.arena import SharedArena
+from hearth.actors.decoder_jobs import (
+    NO_JOB,
+    PACKET_BYTES,
+    DecoderJob,
+    DecoderSettings,
+    DecoderWord,
+)
+from hearth.runtime.errors import HearthError
+from hearth.runtime.vision_config import VisionConfig
 
 START_S = 60.0
 """How long a process may take until it is ready."""
-PROGRAM = ("-m", "actors.decoder_process")
+PROGRAM = ("-m", "hearth.actors.decoder_process")
 STARTS = 3
 """How many processes in a row may end before they are ready."""
 _AHEAD = 2
@@ -32,7 +38,7 @@ _MOST_S = 1.0
 """What counts of the time between two looks: a machine that stood still, stood still for all."""
 _KILL_S = 5.0
 # The same code as here, and not whatever lies in the folder where the daemon was started.
-_SOURCE = Path(actors.__file__).resolve().parents[1]
+_SOURCE = Path(hearth.__file__).resolve().parents[1]
 
 
 class PictureDecoder:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from actors.messages import RequestRound, Step
-from runtime.generation.batch_runtime import StepResult
+from hearth.actors.messages import RequestRound, Step
+from hearth.runtime.generation.batch_runtime import StepResult
 
 
 @dataclass(slots=True)

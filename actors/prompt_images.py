@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from actors.arena import Arena
-from actors.image_work import ImageWork, PromptImage, Visual
-from actors.messages import ChatTurn
-from runtime.errors import HearthError
-from runtime.images import DECODING, ImageLayout, ImageSpan
-from runtime.text import Tokenizer
-from runtime.vision.prompt import Shown, Turn, encode_turns
-from runtime.vision_config import VisionConfig
+from hearth.actors.arena import Arena
+from hearth.actors.image_work import ImageWork, PromptImage, Visual
+from hearth.actors.messages import ChatTurn
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision.prompt import Shown, Turn, encode_turns
+from hearth.runtime.vision_config import VisionConfig
 
 
 class SeenPrompt(msgspec.Struct, frozen=True):

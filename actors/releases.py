@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from actors.executor_messages import Release
-from actors.house import HeldRow, House
-from actors.suspects import Suspects
-from actors.waiting_queue import WaitingQueue
+from hearth.actors.executor_messages import Release
+from hearth.actors.house import HeldRow, House
+from hearth.actors.suspects import Suspects
+from hearth.actors.waiting_queue import WaitingQueue
 
 ALONE_S = 2.0
 """How long at most others keep their places from a request that runs alone, and it from them."""

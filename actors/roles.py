@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.addresses import Addresses
-from actors.arena import SharedArena
-from actors.mailbox import Sender, ZmqContext
-from actors.messages import ExecutorLimits
-from actors.settings import EncoderOptions, LogSettings
-from actors.supervisor_messages import SupervisorMessage
-from runtime.options import RuntimeOptions
+from hearth.actors.addresses import Addresses
+from hearth.actors.arena import SharedArena
+from hearth.actors.mailbox import Sender, ZmqContext
+from hearth.actors.messages import ExecutorLimits
+from hearth.actors.settings import EncoderOptions, LogSettings
+from hearth.actors.supervisor_messages import SupervisorMessage
+from hearth.runtime.options import RuntimeOptions
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 import structlog
 
-from actors import encodings
-from actors.addresses import (
+from hearth.actors import encodings
+from hearth.actors.addresses import (
     CONTROL_LIMIT,
     DOOR,
     SCHEDULER,
@@ -16,16 +16,10 @@ from actors.addresses import (
     TOKENIZER,
     WORK_LIMIT,
 )
-from actors.encoder_messages import (
-    DropWork,
-    Encode,
-    EncoderLost,
-    EncoderReady,
-    RunTower,
-)
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Unpin
-from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
-from actors.messages import (
+from hearth.actors.encoder_messages import DropWork, Encode, EncoderLost, EncoderReady, RunTower
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Unpin
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
+from hearth.actors.messages import (
     Accepted,
     AdapterGone,
     AskReport,
@@ -49,9 +43,9 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.scheduler_policy import Decision, SchedulerPolicy
-from actors.settings import PolicySettings
-from runtime.errors import HearthError
+from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.settings import PolicySettings
+from hearth.runtime.errors import HearthError
 
 SEND_TIMEOUT_S = 10.0
 """How long the tokenizer or front door may be behind before the scheduler gives up."""

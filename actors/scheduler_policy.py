@@ -3,14 +3,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from actors import encodings
-from actors.adapter_turns import AdapterTurns
-from actors.admission import ADAPTER_GONE, EXPIRED, GUILTY, Refusal, queue_refusal, size_refusal
-from actors.encodings import Encodings, ImageArenas
-from actors.executor_messages import Offer, Release, Revoke, Unpin
-from actors.first_places import Claim, FirstPlaces
-from actors.house import HeldRow, House, revoke
-from actors.messages import (
+from hearth.actors import encodings
+from hearth.actors.adapter_turns import AdapterTurns
+from hearth.actors.admission import (
+    ADAPTER_GONE,
+    EXPIRED,
+    GUILTY,
+    Refusal,
+    queue_refusal,
+    size_refusal,
+)
+from hearth.actors.encodings import Encodings, ImageArenas
+from hearth.actors.executor_messages import Offer, Release, Revoke, Unpin
+from hearth.actors.first_places import Claim, FirstPlaces
+from hearth.actors.house import HeldRow, House, revoke
+from hearth.actors.messages import (
     Accepted,
     Cancel,
     ExecutorGone,
@@ -24,12 +31,12 @@ from actors.messages import (
     SchedulerReport,
     Submit,
 )
-from actors.offers import Offers
-from actors.releases import Releases
-from actors.settings import PolicySettings, Reloadable
-from actors.suspects import Suspects
-from actors.waiting_queue import Entry
-from actors.waiting_room import WaitingRoom
+from hearth.actors.offers import Offers
+from hearth.actors.releases import Releases
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.actors.suspects import Suspects
+from hearth.actors.waiting_queue import Entry
+from hearth.actors.waiting_room import WaitingRoom
 
 Decision = (
     Accepted

@@ -7,7 +7,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
 
-from runtime.setting import setting
+from hearth.runtime.setting import setting
 
 Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["auto", "console", "json"]

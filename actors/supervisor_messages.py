@@ -1,15 +1,15 @@
-"""What actors tell their supervisor of their life; see `actors.messages`."""
+"""What actors tell their supervisor of their life; see `hearth.actors.messages`."""
 
 import msgspec
 
-from actors.actor_message import ActorMessage
-from actors.messages import ExecutorLimits
-from runtime.executor.graph_cache import GraphCounters
-from runtime.generation.step_times import StageMetrics
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.loading import Stage
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.actors.actor_message import ActorMessage
+from hearth.actors.messages import ExecutorLimits
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.loading import Stage
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 class ActorHello(ActorMessage, tag="actor_hello"):
@@ -20,7 +20,7 @@ class ActorHello(ActorMessage, tag="actor_hello"):
 
 
 class ActorLoading(ActorMessage, tag="actor_loading"):
-    """How far an actor has come since its hello; see `runtime.loading`."""
+    """How far an actor has come since its hello; see `hearth.runtime.loading`."""
 
     name: str
     stage: Stage

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from actors.waiting_queue import Entry
+from hearth.actors.waiting_queue import Entry
 
 SUSPECTS = 1024
 """Requests that are remembered; of more the oldest are forgotten."""

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import structlog
 
-from actors.messages import Failed, Request, RowDelta
-from runtime.request import FinishReason, RowToken
-from runtime.text import TextStream, Tokenizer
+from hearth.actors.messages import Failed, Request, RowDelta
+from hearth.runtime.request import FinishReason, RowToken
+from hearth.runtime.text import TextStream, Tokenizer
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
 _SENTENCES = {

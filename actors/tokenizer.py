@@ -12,8 +12,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import structlog
 
-from actors.actor_message import FromExecutor
-from actors.addresses import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.addresses import (
     CONTROL_LIMIT,
     DOOR,
     SCHEDULER,
@@ -21,11 +21,11 @@ from actors.addresses import (
     TOKENIZER,
     WORK_LIMIT,
 )
-from actors.admission import TEXT_ONLY
-from actors.executor_word import ExecutorWord, Told, is_last
-from actors.image_work import PromptImage
-from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
-from actors.messages import (
+from hearth.actors.admission import TEXT_ONLY
+from hearth.actors.executor_word import ExecutorWord, Told, is_last
+from hearth.actors.image_work import PromptImage
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
+from hearth.actors.messages import (
     Cancel,
     ChatTurn,
     ClientGone,
@@ -45,11 +45,11 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.prompt_images import PromptImages
-from actors.text_streams import TextStreams, failed_with, joined
-from runtime.errors import HearthError
-from runtime.request import RowToken
-from runtime.text import Tokenizer
+from hearth.actors.prompt_images import PromptImages
+from hearth.actors.text_streams import TextStreams, failed_with, joined
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RowToken
+from hearth.runtime.text import Tokenizer
 
 SEND_TIMEOUT_S = 10.0
 """How long the scheduler or front door may be behind before a message to it is given up."""

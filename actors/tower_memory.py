@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.arena import Arena
-from runtime.images import ImageLayout, Slot
-from runtime.tensors.tensor import numpy_dtype
-from runtime.vision_config import VisionConfig
+from hearth.actors.arena import Arena
+from hearth.runtime.images import ImageLayout, Slot
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.vision_config import VisionConfig
 
 
 class TowerMemory(NamedTuple):

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from actors.image_work import PromptImage
-from actors.messages import Request
-from runtime.images import EmbeddedImage
-from runtime.request import RowRequest
+from hearth.actors.image_work import PromptImage
+from hearth.actors.messages import Request
+from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.request import RowRequest
 
 
 @dataclass(slots=True)

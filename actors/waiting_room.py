@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.waiting_queue import Entry, WaitingQueue
 
 
 class WaitingRoom:

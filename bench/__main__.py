@@ -1,28 +1,32 @@
 """`python -m bench` is `hearth bench`."""
 
-from daemon.cli import LazyCommand, LazyGroup
-from daemon.cli.errors import run_and_exit
+from hearth.daemon.cli import LazyCommand, LazyGroup
+from hearth.daemon.cli.errors import run_and_exit
 
 _COMMANDS = {
     "decode": LazyCommand(
-        "bench.decode.command:decode", "Decode speed beside the peers and the memory floor."
+        "hearth.bench.decode.command:decode", "Decode speed beside the peers and the memory floor."
     ),
     "overhead": LazyCommand(
-        "bench.overhead:overhead", "What the daemon adds to the in-process loop."
+        "hearth.bench.overhead:overhead", "What the daemon adds to the in-process loop."
     ),
-    "load": LazyCommand("bench.load:load", "Many clients; every token is checked."),
-    "memory": LazyCommand("bench.memory:memory", "Memory by part, predicted against measured."),
+    "load": LazyCommand("hearth.bench.load:load", "Many clients; every token is checked."),
+    "memory": LazyCommand(
+        "hearth.bench.memory:memory", "Memory by part, predicted against measured."
+    ),
     "spec": LazyCommand(
-        "bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
+        "hearth.bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
     ),
     "prefix": LazyCommand(
-        "bench.prefix.command:prefix",
+        "hearth.bench.prefix.command:prefix",
         "Prompts that begin alike, with the prefix cache and without.",
     ),
     "lora": LazyCommand(
-        "bench.lora:lora", "Steps with adapters and without, and switches between them."
+        "hearth.bench.lora:lora", "Steps with adapters and without, and switches between them."
     ),
-    "vision": LazyCommand("bench.vision.command:vision", "Pictures by stage, beside transformers."),
+    "vision": LazyCommand(
+        "hearth.bench.vision.command:vision", "Pictures by stage, beside transformers."
+    ),
 }
 
 # For one version; what they did needs the repository.

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
 
 
 def rows_of(prompts: Sequence[list[int]], options: RequestOptions) -> list[RowRequest]:

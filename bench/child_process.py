@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from runtime.errors import Code, HearthError
+from hearth.runtime.errors import Code, HearthError
 
 _CLOSE_TIMEOUT_S = 10.0
 

@@ -9,14 +9,14 @@ from typing import Any
 import click
 import msgspec
 
-from bench.arrivals.run import LOADS, MODES, run_arrivals
-from bench.child_process import ChildProcess
-from bench.load_clients import Connected, Go, LoadJob, Tally
-from bench.report import Record, log_folder, note, print_fields, publish, record_option
-from bench.toy_daemon import NO_REUSE, engine_option, given_or_toy, simulated_flags
-from daemon.cli.errors import FAILED
-from daemon.cli.options import NumberRange, json_option
-from daemon.own_daemon import own_daemon
+from hearth.bench.arrivals.run import LOADS, MODES, run_arrivals
+from hearth.bench.child_process import ChildProcess
+from hearth.bench.load_clients import Connected, Go, LoadJob, Tally
+from hearth.bench.report import Record, log_folder, note, print_fields, publish, record_option
+from hearth.bench.toy_daemon import NO_REUSE, engine_option, given_or_toy, simulated_flags
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import NumberRange, json_option
+from hearth.daemon.own_daemon import own_daemon
 
 _PROGRESS_TIMEOUT_S = 120.0
 _CHECKED = {"requests": 10_000, "clients": 32, "processes": 4, "max_tokens": 64}
@@ -161,7 +161,7 @@ def run_jobs(jobs: list[LoadJob], logs: Path) -> LoadFigures:
     total = Tally()
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(closing(ChildProcess("bench.load_clients", job, log)))
+            stack.enter_context(closing(ChildProcess("hearth.bench.load_clients", job, log)))
             for job in jobs
             for log in [logs / f"load-clients-{job.seed}.log"]
         ]

@@ -1,4 +1,7 @@
-"""The clients of `bench load`, in a process of their own: `python -m bench.load_clients JOB`.
+"""The clients of `bench load`, in a process of their own.
+
+`python -m hearth.bench.load_clients JOB`
+
 
 They send random prompts to the simulated engine and check every token that comes back.
 """
@@ -13,14 +16,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
-from hearth_client import AsyncClient, HearthClientError
 
-from bench.child_process import ParentProcess
-from bench.toy_daemon import connected
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.executor.simulated_engine import simulated_next_tokens
-from runtime.lora.adapter import simulated_shift
-from runtime.text import Tokenizer
+from hearth.bench.child_process import ParentProcess
+from hearth.bench.toy_daemon import connected
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.executor.simulated_engine import simulated_next_tokens
+from hearth.runtime.lora.adapter import simulated_shift
+from hearth.runtime.text import Tokenizer
+from hearth_client import AsyncClient, HearthClientError
 
 _LETTERS = string.ascii_letters + string.digits + " .,?"
 _LONGEST_PROMPT = 120

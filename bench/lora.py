@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from bench.batches import BatchRun, rows_of, run_batch
-from bench.decode.cases import exported, random_source
-from bench.one_row import (
+from hearth.bench.batches import BatchRun, rows_of, run_batch
+from hearth.bench.decode.cases import exported, random_source
+from hearth.bench.one_row import (
     Kind,
     builder_option,
     cache_option,
@@ -27,18 +27,18 @@ from bench.one_row import (
     quick_option,
     threads_option,
 )
-from bench.report import Record, note, print_fields, publish, record_option
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
-from daemon.shipped import SOURCE
-from runtime.config import LLMEngineRunnerConfig
-from runtime.files import cache_folder
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.lora.adapter import Adapter, LowRank, projection_shapes
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions
-from runtime.tensors.tensor import numpy_dtype
+from hearth.bench.report import Record, note, print_fields, publish, record_option
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import json_option
+from hearth.daemon.shipped import SOURCE
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.lora.adapter import Adapter, LowRank, projection_shapes
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.tensors.tensor import numpy_dtype
 
 MOST_SWITCH_MS = 1.0
 MOST_COST = 1.1

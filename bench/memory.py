@@ -7,16 +7,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from bench.child_process import ChildProcess, family_usage
-from bench.memory_stages import OPTIONS, STAGES, MemoryJob
-from bench.report import Record, log_folder, note, print_cases, publish, record_option
-from bench.toy_daemon import engine_option, given_or_toy
-from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
-from runtime.device.cuda.context import open_context
-from runtime.errors import HearthError
-from runtime.generation.deployment import DeploymentConfig, load_deployment
-from runtime.generation.predicted import predict_memory
+from hearth.bench.child_process import ChildProcess, family_usage
+from hearth.bench.memory_stages import OPTIONS, STAGES, MemoryJob
+from hearth.bench.report import Record, log_folder, note, print_cases, publish, record_option
+from hearth.bench.toy_daemon import engine_option, given_or_toy
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import json_option
+from hearth.runtime.device.cuda.context import open_context
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.runtime.generation.predicted import predict_memory
 
 RATIO_AIM = 0.05
 _TIMEOUT_S = 300.0
@@ -90,7 +90,7 @@ def measure_memory(engine: Path, log: Path) -> MemoryFigures:
     used_on_gpu = gpu_meter() if deployment.base.device == "cuda" else None
     job = MemoryJob(str(engine))
     used: dict[str, int] = {}
-    with closing(ChildProcess("bench.memory_stages", job, log)) as process:
+    with closing(ChildProcess("hearth.bench.memory_stages", job, log)) as process:
         for stage in ("start", *STAGES):
             name = process.receive(str, _TIMEOUT_S)
             if name != stage:

@@ -1,6 +1,7 @@
 """An engine put together stage by stage, in a process of its own that is measured in between.
 
-`python -m bench.memory_stages JOB` tells the name of each stage and goes on when it is told to.
+`python -m hearth.bench.memory_stages JOB` tells the name of each stage, and goes on when it is
+told to.
 """
 
 from collections.abc import Callable
@@ -9,19 +10,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.batches import rows_of, run_batch
-from bench.child_process import ParentProcess
-from runtime.device.open import open_device
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.generation.assembly import assemble
-from runtime.generation.deployment import load_deployment
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.images import ImageLayout
-from runtime.onnx_runtime import load_onnx_runtime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions
-from runtime.vision.vision_runner import VisionRunner
+from hearth.bench.batches import rows_of, run_batch
+from hearth.bench.child_process import ParentProcess
+from hearth.runtime.device.open import open_device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.onnx_runtime import load_onnx_runtime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.vision.vision_runner import VisionRunner
 
 OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
 """Options as of a daemon, with the draft if the folder holds one."""

@@ -10,17 +10,17 @@ from time import monotonic
 import click
 import msgspec
 import uvloop
-from hearth_client import AsyncClient, Client
 
-from bench.batches import rows_of
-from bench.report import note, print_fields, publish
-from bench.toy_daemon import NO_REUSE, connected, given_or_toy, simulated_flags
-from daemon.cli.options import NumberRange, json_option
-from daemon.own_daemon import own_daemon
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions
-from runtime.text import Tokenizer
+from hearth.bench.batches import rows_of
+from hearth.bench.report import note, print_fields, publish
+from hearth.bench.toy_daemon import NO_REUSE, connected, given_or_toy, simulated_flags
+from hearth.daemon.cli.options import NumberRange, json_option
+from hearth.daemon.own_daemon import own_daemon
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.text import Tokenizer
+from hearth_client import AsyncClient, Client
 
 PROMPT = "switch the light in the kitchen on and tell me the temperature of the living room"
 STREAMS = 8

@@ -15,21 +15,21 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from bench.contenders.gguf_model import GGUFType, Named
-from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
-from runtime.engine_folder import write_config
-from runtime.export import ExportOptions
-from runtime.export.engine_files import engine_config, record, write_rope
-from runtime.export.external_weights import seal_own
-from runtime.export.kernels_export import HEAD, Part, write_kernel_weights
-from runtime.export.layout import EMBEDDING, expected_tensors
-from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.text_files import copy_text_files
-from runtime.files import fresh_folder
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.quantised import pack, round_weights
-from runtime.weights.weights_file import EMBEDDING as TABLE
-from runtime.weights.weights_file import write_layout
+from hearth.bench.contenders.gguf_model import GGUFType, Named
+from hearth.runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.engine_files import engine_config, record, write_rope
+from hearth.runtime.export.external_weights import seal_own
+from hearth.runtime.export.kernels_export import HEAD, Part, write_kernel_weights
+from hearth.runtime.export.layout import EMBEDDING, expected_tensors
+from hearth.runtime.export.model_config import ModelConfig, load_model_config
+from hearth.runtime.export.text_files import copy_text_files
+from hearth.runtime.files import fresh_folder
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.quantised import pack, round_weights
+from hearth.runtime.weights.weights_file import EMBEDDING as TABLE
+from hearth.runtime.weights.weights_file import write_layout
 
 Array = NDArray[Any]
 POOL = 1 << 22

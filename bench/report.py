@@ -13,9 +13,9 @@ import click
 import msgspec
 from rich.table import Table
 
-from daemon.cli.console import out
-from runtime.errors import HearthError
-from runtime.files import cache_folder
+from hearth.daemon.cli.console import out
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import cache_folder
 
 COMMIT_VARIABLE = "BENCH_COMMIT"
 _GIT = ("git", "rev-parse", "--short=12", "HEAD")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import msgspec
+
 from hearth_client import AsyncClient
 
 _CAPACITY = 2048
@@ -50,8 +51,8 @@ def given_or_toy(engine: Path | None = None, max_lora_rank: int = 0) -> Iterator
 def toy_engine(folder: Path, max_lora_rank: int = 0, layers: int = 2) -> Path:
     """Make an engine folder in `folder` whose vocabulary and limits a simulated engine takes."""
     # A client process of `bench load` has no use for these, and waits for no import of them.
-    from bench.random_model import QUICK_SHAPE, write_random_model  # noqa: PLC0415 - said above
-    from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
+    from hearth.bench.random_model import QUICK_SHAPE, write_random_model  # noqa: PLC0415 - said above
+    from hearth.runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
 
     source, engine = folder / "toy", folder / "toy-engine"
     write_random_model(source, msgspec.structs.replace(QUICK_SHAPE, layers=layers))

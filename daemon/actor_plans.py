@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
-from actors.addresses import Addresses
-from actors.messages import ExecutorReady
-from actors.roles import EncoderSettings, ExecutorSettings
-from actors.supervisor_messages import ActorReady
-from daemon.configuration.settings import Settings
-from daemon.engine_settings import runtime_options
-from daemon.sight import Sight
-from daemon.supervision.file_watch import WatchedFile
-from daemon.supervision.supervisor import ActorPlan
-from runtime.errors import HearthError
+from hearth.actors.addresses import Addresses
+from hearth.actors.messages import ExecutorReady
+from hearth.actors.roles import EncoderSettings, ExecutorSettings
+from hearth.actors.supervisor_messages import ActorReady
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.engine_settings import runtime_options
+from hearth.daemon.sight import Sight
+from hearth.daemon.supervision.file_watch import WatchedFile
+from hearth.daemon.supervision.supervisor import ActorPlan
+from hearth.runtime.errors import HearthError
 
 _ALWAYS = sys.maxsize
 """Restarts in a row."""

@@ -8,30 +8,30 @@ from typing import Literal, TypeVar, get_args
 
 import msgspec
 
-from daemon.configuration.settings import Settings
-from daemon.engine_settings import runtime_options
-from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
-from daemon.kernel_cache import KernelCache, kernel_cache
-from daemon.sight import most_tokens
-from runtime.config import PlanRecord
-from runtime.device.open import open_device
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.onnx_engine import physical_cores
-from runtime.generation.answer_check import AnswerReport
-from runtime.generation.assembly import share_context_memory
-from runtime.generation.budget import Budget, budgets_of, fit_deployment
-from runtime.generation.deployment import DeploymentConfig, load_engines
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.image_processing.sizes import layout_of
-from runtime.images import Picture
-from runtime.memory.system import available_memory
-from runtime.tensors.profiles import Selector
-from runtime.tower_answer import TowerReport, check_tower_answer
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
-from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.engine_settings import runtime_options
+from hearth.daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
+from hearth.daemon.kernel_cache import KernelCache, kernel_cache
+from hearth.daemon.sight import most_tokens
+from hearth.runtime.config import PlanRecord
+from hearth.runtime.device.open import open_device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.executor.onnx_engine import physical_cores
+from hearth.runtime.generation.answer_check import AnswerReport
+from hearth.runtime.generation.assembly import share_context_memory
+from hearth.runtime.generation.budget import Budget, budgets_of, fit_deployment
+from hearth.runtime.generation.deployment import DeploymentConfig, load_engines
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.image_processing.sizes import layout_of
+from hearth.runtime.images import Picture
+from hearth.runtime.memory.system import available_memory
+from hearth.runtime.tensors.profiles import Selector
+from hearth.runtime.tower_answer import TowerReport, check_tower_answer
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, Family, VisionConfig, load_vision_config
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
 
 T = TypeVar("T")
 _LARGE = Picture("png", 1 << 14, 1 << 14)

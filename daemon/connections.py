@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import structlog
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 128

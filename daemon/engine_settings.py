@@ -8,18 +8,18 @@ from typing import NamedTuple
 import anyio
 from msgspec import structs
 
-from daemon.configuration.places import adapters_folder
-from daemon.configuration.settings import Settings
-from daemon.shipped import engine_folder, same_engine
-from daemon.supervision.file_watch import WatchedFile
-from runtime.config import config_file, load_config
-from runtime.engine_folder import DRAFT_FOLDER, engine_identity
-from runtime.errors import HearthError
-from runtime.files import cache_folder
-from runtime.generation.deployment import DeploymentConfig, load_deployment
-from runtime.options import RuntimeOptions
-from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, load_vision_config
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.daemon.configuration.places import adapters_folder
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.shipped import engine_folder, same_engine
+from hearth.daemon.supervision.file_watch import WatchedFile
+from hearth.runtime.config import config_file, load_config
+from hearth.runtime.engine_folder import DRAFT_FOLDER, engine_identity
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, load_vision_config
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 _MAPPED = (".safetensors", ".onnx", ".data", ".plan")
 """Names of files with weights end like this; others are read once."""

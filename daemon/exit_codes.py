@@ -4,7 +4,7 @@ import sys
 
 import structlog
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup

@@ -7,28 +7,31 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda.compiler import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.compiler import (
     KernelCompiler,
     KernelConfig,
     kernel_source,
     load_compiler_api,
 )
-from runtime.device.cuda.context import (
+from hearth.runtime.device.cuda.context import (
     FIRST_WITH_DEPENDENTS,
     CudaContext,
     DeviceProperties,
     open_context,
 )
-from runtime.device.cuda.gpu_facts import LARGEST, GpuFacts
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.errors import HearthError
-from runtime.executor.kernels.engine import compiler_threads, wanted_kernels
-from runtime.files import cache_folder
-from runtime.generation.deployment import DeploymentConfig
-from runtime.tensors.registry import build_registry_for_llm, build_registry_for_spec_decode_draft
-from runtime.weights.external_weight_manager import ExternalWeightManager
-from runtime.weights.weights_file import load_layout
+from hearth.runtime.device.cuda.gpu_facts import LARGEST, GpuFacts
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.kernels.engine import compiler_threads, wanted_kernels
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.tensors.registry import (
+    build_registry_for_llm,
+    build_registry_for_spec_decode_draft,
+)
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.weights.weights_file import load_layout
 
 Progress = Callable[[str, int, int], None]
 # KiB of shared memory that a block may ask for, by compute capability; a KiB more is there in all

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hearth.daemon.cli.errors import Failure
 from hearth_client import Client
 from hearth_client.errors import ConnectionFailed
-
-from daemon.cli.errors import Failure
 
 _START_S = 300.0
 """Patience with a slow board: a daemon that ends instead is seen at once."""
@@ -47,7 +46,7 @@ class OwnDaemon:
         own = {**inherited, **places, **(environ or {})}
         with self._log.open("wb") as file:
             self._process = subprocess.Popen(  # noqa: S603 - our own program and arguments
-                [sys.executable, "-m", "daemon.cli", *arguments], stderr=file, env=own
+                [sys.executable, "-m", "hearth.daemon.cli", *arguments], stderr=file, env=own
             )
 
     @property

@@ -15,7 +15,7 @@ import structlog
 import zmq
 from msgspec import structs
 
-from actors.addresses import (
+from hearth.actors.addresses import (
     CONTROL_LIMIT,
     DOOR,
     SCHEDULER,
@@ -25,47 +25,47 @@ from actors.addresses import (
     Addresses,
     SocketFolder,
 )
-from actors.encoder_messages import EncoderLost, EncoderReady
-from actors.logs import Log, certain_log, configure_logging, set_level
-from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import (
+from hearth.actors.encoder_messages import EncoderLost, EncoderReady
+from hearth.actors.logs import Log, certain_log, configure_logging, set_level
+from hearth.actors.mailbox import Receiver, Sender, ZmqContext
+from hearth.actors.messages import (
     AdapterGone,
     DoorMessage,
     ExecutorLost,
     ExecutorRetires,
     SchedulerControl,
 )
-from actors.private_folder import private_folder
-from actors.scheduler import SchedulerActor, open_scheduler
-from actors.supervisor_messages import ActorReady, SupervisorMessage
-from actors.tokenizer import TokenizerActor, open_tokenizer
-from daemon.actor_plans import encoder_plan, executor_plan, executor_ready
-from daemon.adapters.keeper import open_adapters
-from daemon.configuration.settings import SETTINGS, Settings, replaced
-from daemon.connections import StreamServer
-from daemon.control.messages import Reload, Reloaded, control_path
-from daemon.control.server import ControlServer
-from daemon.door.front_door import FrontDoor
-from daemon.door.keys import keys_of
-from daemon.door.state import DoorFacts, door_facts, within
-from daemon.engine_settings import (
+from hearth.actors.private_folder import private_folder
+from hearth.actors.scheduler import SchedulerActor, open_scheduler
+from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
+from hearth.actors.tokenizer import TokenizerActor, open_tokenizer
+from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
+from hearth.daemon.adapters.keeper import open_adapters
+from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced
+from hearth.daemon.connections import StreamServer
+from hearth.daemon.control.messages import Reload, Reloaded, control_path
+from hearth.daemon.control.server import ControlServer
+from hearth.daemon.door.front_door import FrontDoor
+from hearth.daemon.door.keys import keys_of
+from hearth.daemon.door.state import DoorFacts, door_facts, within
+from hearth.daemon.engine_settings import (
     check_settings,
     deployment_of,
     engine_files,
     runtime_options,
     verify_weights,
 )
-from daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
-from daemon.life import Life
-from daemon.observe.observers import Observers
-from daemon.sight import most_tokens, open_sight
-from daemon.signals import Asked, lose_patience
-from daemon.supervision.restart_policy import AnnounceHeld
-from daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
-from daemon.watchdog import Watchdog, notify, reloading, tell_state, worst
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import check_identity
-from runtime.errors import HearthError
+from hearth.daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
+from hearth.daemon.life import Life
+from hearth.daemon.observe.observers import Observers
+from hearth.daemon.sight import most_tokens, open_sight
+from hearth.daemon.signals import Asked, lose_patience
+from hearth.daemon.supervision.restart_policy import AnnounceHeld
+from hearth.daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
+from hearth.daemon.watchdog import Watchdog, notify, reloading, tell_state, worst
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import check_identity
+from hearth.runtime.errors import HearthError
 
 
 class Change(NamedTuple):

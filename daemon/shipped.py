@@ -10,15 +10,15 @@ from shutil import rmtree
 import click
 from msgspec import structs
 
-from daemon.configuration.settings import Settings
-from daemon.shipped_files import MODELS
-from runtime.config import CONFIG_FILE, ENGINE_FORMAT
-from runtime.errors import HearthError
-from runtime.files import cache_folder
-from runtime.generation.deployment import load_deployment
-from runtime.onnx_runtime import installed_version
-from runtime.options import RuntimeOptions
-from runtime.packages import VERSION
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.shipped_files import MODELS
+from hearth.runtime.config import CONFIG_FILE, ENGINE_FORMAT
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.onnx_runtime import installed_version
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.packages import VERSION
 
 Progress = Callable[[str, int, int], None]
 SOURCE, DRAFT, VISION = MODELS["home"], MODELS["home-draft"], MODELS["home-vision"]
@@ -114,7 +114,7 @@ def _fault(folder: Path) -> str | None:
 def _export(
     source: Path, draft: Path | None, target: Path, progress: Progress | None, *, kernels: bool
 ) -> None:
-    from runtime.export import DraftOptions, ExportOptions, export_model  # noqa: PLC0415 - slow import
+    from hearth.runtime.export import DraftOptions, ExportOptions, export_model  # noqa: PLC0415 - slow import
 
     options = ExportOptions(draft=None if draft is None else DraftOptions(folder=draft))
     if kernels:

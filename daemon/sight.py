@@ -6,14 +6,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.arena import Arena, slot_bytes
-from actors.encodings import IN_FLIGHT, ImageArenas
-from actors.prompt_images import PromptImages
-from daemon.configuration.settings import Settings
-from runtime.config import LLMEngineRunnerConfig
-from runtime.tensors.tensor import numpy_dtype
-from runtime.text import Tokenizer
-from runtime.vision_config import VisionConfig, load_vision_config
+from hearth.actors.arena import Arena, slot_bytes
+from hearth.actors.encodings import IN_FLIGHT, ImageArenas
+from hearth.actors.prompt_images import PromptImages
+from hearth.daemon.configuration.settings import Settings
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision_config import VisionConfig, load_vision_config
 
 
 class Sight(NamedTuple):

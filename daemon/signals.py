@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import anyio
 import structlog
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 _log = structlog.get_logger("hearth")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import anyio
 
-from daemon.life import Life, words
+from hearth.daemon.life import Life, words
 
 
 def tell_state(life: Life) -> None:

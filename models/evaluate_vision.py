@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from hearth_client import Client, Image
 
+from hearth_client import Client, Image
 from models.vision.prompts import Prompt, held_out_prompts, score, table
 
 WHOLE: Final = "whole"

@@ -14,17 +14,17 @@ import numpy as np
 from msgspec import structs
 from tokenizers import Tokenizer
 
+from hearth.runtime.config import Quantization
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.engine_files import engine_config
+from hearth.runtime.export.model_config import ModelConfig, load_model_config
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.reference_pass import reference_logits
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.weights.quantised import Kind
 from models.conversations import render
 from models.splits import Prompt, held_out
 from models.stream import Batch, padded
-from runtime.config import Quantization
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_files import engine_config
-from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.options import ExportOptions
-from runtime.export.reference_pass import reference_logits
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.weights.quantised import Kind
 
 HOME: Final = Path(__file__).parent / "home"
 FLOAT: Final = ExportOptions(backend="kernels", device="cuda", dtype="float16")

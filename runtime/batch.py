@@ -5,10 +5,10 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.request import FinishReason, RowRequest, RowToken
-from runtime.sampling import Sample
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import FinishReason, RowRequest, RowToken
+from hearth.runtime.sampling import Sample
 
 Kept = TypeVar("Kept")
 

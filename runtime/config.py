@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 DType = Literal["float32", "float16", "bfloat16"]
 Quantization = Literal["none", "int8", "int4"]
@@ -49,7 +49,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size in bytes and digest of one file of the engine folder (`runtime.files`)."""
+    """Size in bytes and digest of one file of the engine folder (`hearth.runtime.files`)."""
 
     bytes: int
     sha256: str
@@ -121,7 +121,7 @@ class LLMEngineRunnerConfig(
     of the graph where a head reads it. `drift` is what the export measured.
 
     An engine with `max_supported_lora_rank` takes adapters up to that rank, by a pair of inputs
-    for each of `lora_targets` in each layer (`runtime.tensors.lora`): the projections of
+    for each of `lora_targets` in each layer (`hearth.runtime.tensors.lora`): the projections of
     `LORA_TARGETS`, or what joins some of them.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.config import (
+from hearth.runtime.config import (
     CONFIG_FILES,
     DRAFT_ARCHITECTURE,
     FileRecord,
@@ -17,9 +17,9 @@ from runtime.config import (
     config_file,
     load_config,
 )
-from runtime.errors import HearthError
-from runtime.files import has_digest, record_digest
-from runtime.vision_config import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import has_digest, record_digest
+from hearth.runtime.vision_config import (
     VISION_CONFIG_FILE,
     VISION_FOLDER,
     VisionConfig,
@@ -32,7 +32,7 @@ PLAN_FILE = "model.plan"
 EMBEDDING_FILE = "embedding.safetensors"
 ROPE_FILE = "rope.safetensors"
 ANSWER_FILE = "answer.json"
-"""What the engine has to answer (`runtime.known_answer`); folders of before have none."""
+"""What the engine has to answer (`hearth.runtime.known_answer`); folders of before have none."""
 LAYOUT_FILE = "weights.json"
 """Which tensors an engine takes from a file of external weights."""
 VOCABULARY_FILE = "vocabulary.safetensors"

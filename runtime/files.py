@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import quote
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 Read = Callable[[int], None]
 """Hears the bytes of each piece that has been read."""

@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import ANSWER_FILE
-from runtime.errors import HearthError
-from runtime.request import TopLogprob
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import ANSWER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import TopLogprob
 
 FORCING_BIAS = 100.0
 """The highest bias of a row: what makes an engine go on with the ids, likely or not."""

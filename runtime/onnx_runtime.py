@@ -5,8 +5,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from runtime.errors import HearthError
-from runtime.packages import pip_install, pip_uninstall, version_numbers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import pip_install, pip_uninstall, version_numbers
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 _NATIVE_SINCE = (1, 24)

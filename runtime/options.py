@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from runtime.config import MOST_TREE_NODES
-from runtime.errors import HearthError
-from runtime.setting import setting
+from hearth.runtime.config import MOST_TREE_NODES
+from hearth.runtime.errors import HearthError
+from hearth.runtime.setting import setting
 
 FEWEST_TREE_NODES = 2
 MOST_ACCEPTED = 32

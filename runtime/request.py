@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 from msgspec.inspect import FloatType, IntType, Type, UnionType, type_info
 
-from runtime.errors import HearthError
-from runtime.images import EmbeddedImage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import EmbeddedImage
 
 FinishReason = Literal["stop", "length", "cancelled"]
 CacheUse = Literal["use", "bypass", "pin"]

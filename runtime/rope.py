@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import RopeConfig
+from hearth.runtime.config import RopeConfig
 
 Array = NDArray[np.float32]
 

@@ -9,11 +9,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from runtime.engine_folder import ANSWER_FILE
-from runtime.errors import HearthError
-from runtime.images import ImageLayout
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VisionConfig
+from hearth.runtime.engine_folder import ANSWER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VisionConfig
 
 MIXES = 8
 """How many sums stand for the embedding of a token."""

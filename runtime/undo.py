@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 
 @contextmanager

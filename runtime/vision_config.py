@@ -6,8 +6,15 @@ from typing import Literal
 
 import msgspec
 
-from runtime.config import ENGINE_FORMAT, READ_FORMATS, DeviceKind, DType, FileRecord, PlanRecord
-from runtime.errors import HearthError
+from hearth.runtime.config import (
+    ENGINE_FORMAT,
+    READ_FORMATS,
+    DeviceKind,
+    DType,
+    FileRecord,
+    PlanRecord,
+)
+from hearth.runtime.errors import HearthError
 
 Family = Literal["qwen3_vl", "qwen2_5_vl", "idefics3"]
 VISION_FOLDER = "visual"

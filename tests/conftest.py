@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.toy_daemon import toy_engine
-from daemon.cli.errors import keep_to_this_machine
+from hearth.bench.toy_daemon import toy_engine
+from hearth.daemon.cli.errors import keep_to_this_machine
 
 # Before any test loads a library.
 keep_to_this_machine(os.environ)

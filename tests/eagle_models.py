@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from runtime.config import RopeConfig
-from runtime.export.draft_config import load_draft_config
-from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.rope import rope_tables
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.export.draft_config import load_draft_config
+from hearth.runtime.export.model_config import ModelConfig, load_model_config
+from hearth.runtime.rope import rope_tables
 
 Array = NDArray[Any]
 Form = Literal["none", "offset", "direct"]

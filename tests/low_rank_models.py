@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.tensors.lora import lora_inputs
-from runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.tensors.lora import lora_inputs
+from hearth.runtime.tensors.tensor import numpy_dtype
 
 Array = NDArray[Any]
 Adapter = dict[tuple[int, str], tuple[Array, Array]]

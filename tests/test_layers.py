@@ -15,6 +15,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hearth_client": set(),
 }
 ROOMS = {*MAY_IMPORT, "models", "tests", "tools"}
+INSTALLED = {"actors", "bench", "daemon", "runtime"}
 FLOORS = read_floors((ROOT / "docs" / "architecture.md").read_text())
 ROOM_FLOORS = FLOORS.pop("rooms")
 IO_MODULES = {"anyio", "asyncio", "multiprocessing", "socket", "subprocess", "uvloop", "zmq"}
@@ -95,9 +96,16 @@ def test_only_its_command_names_the_bench() -> None:
         for room in (*sorted(set(MAY_IMPORT) - {"bench"}), "models")
         for file in files_of(room)
         for node in file.nodes
-        if isinstance(node, ast.Constant) and str(node.value).startswith("bench.")
+        if isinstance(node, ast.Constant) and str(node.value).startswith("hearth.bench.")
     ]
     assert naming == ["daemon.cli"]
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_what_is_installed_is_imported_from_hearth(room: str) -> None:
+    """In a checkout the folders at the top could be imported by their own names too."""
+    for file in files_of(room):
+        assert not {name.partition(".")[0] for name in file.imports} & INSTALLED, file.path
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)

@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hearth_client.protocol import Generate
 
-from actors.messages import Request
-from runtime.request import RequestOptions
+from hearth.actors.messages import Request
+from hearth.runtime.request import RequestOptions
+from hearth_client.protocol import Generate
 
 ROOT = Path(__file__).parent.parent
 MOST_FILES = 3

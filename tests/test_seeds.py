@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pytest
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import Code
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import Code
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import (
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
 )
@@ -74,7 +74,9 @@ HERE = sorted({name for row in table() for name in quoted(row.here)})
 def modules() -> list[ModuleType]:
     """The files that the page names."""
     paths = [name for name in HERE if name.endswith(".py")]
-    return [importlib.import_module("runtime." + one[:-3].replace("/", ".")) for one in paths]
+    return [
+        importlib.import_module("hearth.runtime." + one[:-3].replace("/", ".")) for one in paths
+    ]
 
 
 @cache

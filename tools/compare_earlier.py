@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from bench.decode.cases import ENGINES
-from bench.report import Recorded, read_record, rounded, write_record
-from daemon.cli.errors import run_and_exit
+from hearth.bench.decode.cases import ENGINES
+from hearth.bench.report import Recorded, read_record, rounded, write_record
+from hearth.daemon.cli.errors import run_and_exit
 
 
 def compared(figures: Mapping[str, Any], earlier: Recorded, file: str) -> dict[str, Any]:

@@ -12,21 +12,21 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import DTypeLike, NDArray
 
-from bench.random_model import SHAPE_06B
-from runtime.batch import Arrangement, RowMove
-from runtime.device.cache_storage import CacheStorage
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.cuda.stream import CudaEvent
-from runtime.device.device import (
+from hearth.bench.random_model import SHAPE_06B
+from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.device.cache_storage import CacheStorage
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.device.cuda.stream import CudaEvent
+from hearth.runtime.device.device import (
     BatchSampler,
     ProposalBuffers,
     SamplerBuffers,
     StepBuffers,
     TreeBuffers,
 )
-from runtime.options import EagleDraftingConfig
-from runtime.request import RequestOptions, RowRequest
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.tensors.tensor import Tensor
 
 CALLS, ROUNDS = 100, 9
 DELAY_BYTES, DELAYS = 1 << 30, 12

@@ -9,18 +9,18 @@ import click
 import msgspec
 import numpy as np
 
-from bench.batches import rows_of
-from bench.report import Record, note, print_fields, publish, record_option
-from bench.toy_daemon import engine_option, given_or_toy
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED, run_and_exit
-from daemon.cli.options import json_option
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.generation.step_times import StageMetrics
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.runner.engine_runner import PromptGraphs
-from runtime.tensors.profiles import decode_batches
+from hearth.bench.batches import rows_of
+from hearth.bench.report import Record, note, print_fields, publish, record_option
+from hearth.bench.toy_daemon import engine_option, given_or_toy
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import FAILED, run_and_exit
+from hearth.daemon.cli.options import json_option
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.runner.engine_runner import PromptGraphs
+from hearth.runtime.tensors.profiles import decode_batches
 
 HIT_RATE_AIM = 0.99
 _CANCEL_SHARE = 0.02

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from onnxruntime import InferenceSession
 
-from actors.executor import ExecutorActor
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
+from hearth.actors.executor import ExecutorActor
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import open_house
 
 ROOT = Path(__file__).parents[1]

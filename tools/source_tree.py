@@ -10,7 +10,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
 
-PACKAGE = frozenset({"actors", "bench", "clients", "daemon", "hearth", "runtime"})
+PACKAGE = frozenset({"actors", "bench", "clients", "daemon", "runtime", "src"})
 """Top folders that are installed. The others' sources, such as models/ and tools/, are not."""
 NO_SOURCES = frozenset({"docs", "tests"})
 _FLOORS = re.compile(r"^```floors (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -37,7 +37,7 @@ class SourceFile:
     def module(self) -> str:
         """Name without `hearth.`, under which other files import it."""
         name = ".".join(self.path.with_suffix("").parts)
-        for prefix in ("clients.python.", "hearth."):
+        for prefix in ("clients.python.", "src.", "hearth."):
             name = name.removeprefix(prefix)
         return name.removesuffix(".__init__")
 
@@ -62,12 +62,12 @@ class SourceFile:
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
                 found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-        return {name.removeprefix("hearth.") for name in found}
+        return found
 
     @property
     def rooms(self) -> set[str]:
-        """Top-level names of its imports, "" for a relative one."""
-        return {name.partition(".")[0] for name in self.imports}
+        """Top-level names of its imports, without `hearth.`; "" for a relative one."""
+        return {name.removeprefix("hearth.").partition(".")[0] for name in self.imports}
 
 
 class SourceTree:
@@ -104,7 +104,8 @@ class SourceTree:
 
     def imported(self, file: SourceFile) -> set[str]:
         """Modules of this tree that a file names in its imports, `__init__` of packages too."""
-        return (file.imports & self.modules.keys()) - {file.module}
+        names = {name.removeprefix("hearth.") for name in file.imports}
+        return (names & self.modules.keys()) - {file.module}
 
     def rises(self, room: str, floors: list[list[str]]) -> set[tuple[str, str]]:
         """Imports inside a room that do not lead to a lower floor, as pairs of modules."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from bench.decode.cases import (
+from hearth.bench.decode.cases import (
     GPU_MODELS,
     DType,
     GPUEngine,
@@ -23,21 +23,21 @@ from bench.decode.cases import (
     export_options,
     gpu_engine,
 )
-from bench.report import Record, note, print_cases, publish, record_option
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED, run_and_exit
-from daemon.cli.options import json_option
-from daemon.gpu_facts import gpu_facts
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.open import open_device
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.files import cache_folder
-from runtime.generation.assembly import assemble
-from runtime.generation.deployment import DeploymentConfig, load_engines
-from runtime.loading import nobody
-from runtime.options import RuntimeOptions
-from runtime.runner.engine_runner import LLMEngineRunner
+from hearth.bench.report import Record, note, print_cases, publish, record_option
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import FAILED, run_and_exit
+from hearth.daemon.cli.options import json_option
+from hearth.daemon.gpu_facts import gpu_facts
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.open import open_device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.deployment import DeploymentConfig, load_engines
+from hearth.runtime.loading import nobody
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
 
 _FIELDS = "tokens ms over_step tokens_per_s vs_ort_cuda ort_cuda_ms step_ms dtype"
 _ENGINES: tuple[GPUEngine, ...] = ("kernels", "ort-cuda")

@@ -8,10 +8,10 @@ from pathlib import Path
 from time import monotonic
 
 import msgspec
-from hearth_client import AsyncClient, HearthClientError
 
-from bench.arrivals.ideal import Ask
-from bench.toy_daemon import connected
+from hearth.bench.arrivals.ideal import Ask
+from hearth.bench.toy_daemon import connected
+from hearth_client import AsyncClient, HearthClientError
 
 CONNECTIONS = 16
 _LEAD_S = 0.05

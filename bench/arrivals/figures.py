@@ -5,11 +5,11 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
-from hearth_client.protocol import ExecutorReport, StageReport
 
-from bench.arrivals.clients import Seen, Watched
-from bench.arrivals.ideal import Calls, Served
-from bench.load_clients import Tally
+from hearth.bench.arrivals.clients import Seen, Watched
+from hearth.bench.arrivals.ideal import Calls, Served
+from hearth.bench.load_clients import Tally
+from hearth_client.protocol import ExecutorReport, StageReport
 
 _P50, _P99, _LONGEST = 50, 99, 100
 _ONE_STEP = 1.5

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 from safetensors.numpy import save_file
 
-from daemon.control.client import ask
-from daemon.control.messages import AdapterAdded, AddAdapter
-from runtime.config import LLMEngineRunnerConfig
-from runtime.lora.adapter import projection_shapes
-from runtime.text import Tokenizer
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import AdapterAdded, AddAdapter
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.lora.adapter import projection_shapes
+from hearth.runtime.text import Tokenizer
 
 PROMPT_TOKENS = (5, 150)
 REPLY_TOKENS = (20, 180)

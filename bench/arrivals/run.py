@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 import uvloop
-from hearth_client import Client
-from hearth_client.protocol import ExecutorReport
 
-from bench.arrivals.clients import Seen, closed_loop, open_loop
-from bench.arrivals.figures import (
+from hearth.bench.arrivals.clients import Seen, closed_loop, open_loop
+from hearth.bench.arrivals.figures import (
     ArrivalFigures,
     Load,
     arrival_figures,
@@ -21,7 +19,7 @@ from bench.arrivals.figures import (
     full_house_rate,
     since,
 )
-from bench.arrivals.ideal import (
+from hearth.bench.arrivals.ideal import (
     MAX_RANK,
     MEAN_REPLY,
     Workload,
@@ -30,13 +28,15 @@ from bench.arrivals.ideal import (
     in_turn,
     spread,
 )
-from bench.load_clients import simulated_stream
-from bench.report import Record, note, print_cases, publish
-from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
-from daemon.cli.errors import FAILED, Failure
-from daemon.own_daemon import own_daemon
-from runtime.config import load_config
-from runtime.text import Tokenizer
+from hearth.bench.load_clients import simulated_stream
+from hearth.bench.report import Record, note, print_cases, publish
+from hearth.bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
+from hearth.daemon.cli.errors import FAILED, Failure
+from hearth.daemon.own_daemon import own_daemon
+from hearth.runtime.config import load_config
+from hearth.runtime.text import Tokenizer
+from hearth_client import Client
+from hearth_client.protocol import ExecutorReport
 
 PLACES = 8
 SATURATED = "saturated"

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 ContenderName = Literal[
     "floor", "hearth", "transformers", "llama_cpp", "static_cache", "torch_compile", "gpu_floor"
@@ -74,5 +74,5 @@ _CLASSES: dict[ContenderName, str] = {
 def open_contender(job: Job) -> Contender:
     """The contender of a job; raises ImportError when its library is not installed."""
     module, _, name = _CLASSES[job.contender].partition(":")
-    contender: Contender = getattr(import_module(f"bench.contenders.{module}"), name)(job)
+    contender: Contender = getattr(import_module(f"hearth.bench.contenders.{module}"), name)(job)
     return contender

@@ -14,7 +14,7 @@ from itertools import cycle
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.contenders.contender import Contender, Job
+from hearth.bench.contenders.contender import Contender, Job
 
 Kernel = Callable[[NDArray[np.float32]], object]
 PASSES = 10

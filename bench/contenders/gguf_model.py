@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 GGUFType = Literal["F32", "F16", "BF16", "Q8_0", "Q4_0"]
 

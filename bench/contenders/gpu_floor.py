@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.contenders.contender import Contender, Job
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.cuda.launch import KernelLaunch, addresses
-from runtime.device.cuda.programs import Program, Programs
-from runtime.tensors.tensor import Tensor
+from hearth.bench.contenders.contender import Contender, Job
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses
+from hearth.runtime.device.cuda.programs import Program, Programs
+from hearth.runtime.tensors.tensor import Tensor
 
 Pass = Callable[[], object]
 BLOCK = 256

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from bench.batches import rows_of
-from bench.contenders.contender import Contender, Job
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions
+from hearth.bench.batches import rows_of
+from hearth.bench.contenders.contender import Contender, Job
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions
 
 _SPARE = 4
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import llama_cpp
 import numpy as np
 
-from bench.contenders.contender import Contender, Job
-from runtime.errors import HearthError
+from hearth.bench.contenders.contender import Contender, Job
+from hearth.runtime.errors import HearthError
 
 _ALL_LAYERS = 999
 

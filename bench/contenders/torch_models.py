@@ -11,7 +11,7 @@ import torch
 import transformers
 from msgspec import structs
 
-from bench.contenders.contender import Contender, Job
+from hearth.bench.contenders.contender import Contender, Job
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")
 """`int8` is float32 with the linear layers quantised dynamically by PyTorch."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.child_process import ChildProcess, ParentProcess
-from bench.contenders.contender import Contender, Job, open_contender
-from runtime.errors import HearthError
+from hearth.bench.child_process import ChildProcess, ParentProcess
+from hearth.bench.contenders.contender import Contender, Job, open_contender
+from hearth.runtime.errors import HearthError
 
 LOAD_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 120.0
@@ -44,7 +44,7 @@ class Worker:
 
     def __init__(self, job: Job, log: Path) -> None:
         self.job = job
-        self._process = ChildProcess("bench.contenders.worker", job, log, _environment(job))
+        self._process = ChildProcess("hearth.bench.contenders.worker", job, log, _environment(job))
         self.precision = ""
         self.tokens: list[int] = []
 

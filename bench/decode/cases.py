@@ -12,12 +12,11 @@ import msgspec
 import onnx_ir
 from msgspec import structs
 
-import runtime.export
-from bench import pooled
-from bench.contenders import gguf_model
-from bench.contenders.gguf_model import GGUFType, write_gguf
-from bench.pooled import gguf_tensors, write_pooled_engine
-from bench.random_model import (
+from hearth.bench import pooled
+from hearth.bench.contenders import gguf_model
+from hearth.bench.contenders.gguf_model import GGUFType, write_gguf
+from hearth.bench.pooled import gguf_tensors, write_pooled_engine
+from hearth.bench.random_model import (
     QUICK_SHAPE,
     SHAPE_06B,
     SHAPE_4B,
@@ -25,15 +24,16 @@ from bench.random_model import (
     write_random_model,
     write_shape,
 )
-from bench.report import note
-from daemon.shipped import SOURCE
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import MODEL_FILE
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, Progress, export_model
-from runtime.export.model_config import load_model_config
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.memory.sizes import ITEM_BYTES, projection_bytes
+from hearth.bench.report import note
+from hearth.daemon.shipped import SOURCE
+from hearth.runtime import export as exporter
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import MODEL_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, Progress, export_model
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.memory.sizes import ITEM_BYTES, projection_bytes
 
 Precision = Literal["fp32", "int8", "int4"]
 Quantization = Literal["none", "int8", "int4"]
@@ -52,7 +52,7 @@ _STORED: dict[Precision, tuple[Quantization, GGUFType]] = {
     "int8": ("int8", "Q8_0"),
     "int4": ("int4", "Q4_0"),
 }
-_EXPORTER = tuple(sorted(Path(runtime.export.__path__[0]).rglob("*.py")))
+_EXPORTER = tuple(sorted(Path(exporter.__path__[0]).rglob("*.py")))
 _CONVERTER = (Path(gguf_model.__file__),)
 _POOLED = (Path(pooled.__file__),)
 

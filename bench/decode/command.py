@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 from msgspec import structs
 
-from bench.contenders.worker import missing
-from bench.decode.cases import (
+from hearth.bench.contenders.worker import missing
+from hearth.bench.decode.cases import (
     CASES,
     ENGINES,
     GPU_CASES,
@@ -28,26 +28,19 @@ from bench.decode.cases import (
     prepare,
     shape_source,
 )
-from bench.decode.contest import Contest
-from bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
-from bench.decode.gpu import GPUModels, GPUPlan, measure_gpu
-from bench.decode.gpu_figures import GPUFigures, compare_cases, share_best_read
-from bench.report import (
-    Record,
-    log_folder,
-    note,
-    print_cases,
-    publish,
-    record_option,
-)
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
-from daemon.gpu_facts import gpu_facts, serving_library
-from runtime.errors import HearthError
-from runtime.executor.onnx_engine import physical_cores
-from runtime.executor.simulated_engine import simulated_config
-from runtime.files import cache_folder
+from hearth.bench.decode.contest import Contest
+from hearth.bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
+from hearth.bench.decode.gpu import GPUModels, GPUPlan, measure_gpu
+from hearth.bench.decode.gpu_figures import GPUFigures, compare_cases, share_best_read
+from hearth.bench.report import Record, log_folder, note, print_cases, publish, record_option
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import json_option
+from hearth.daemon.gpu_facts import gpu_facts, serving_library
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.onnx_engine import physical_cores
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.files import cache_folder
 
 Name = TypeVar("Name")
 _NONE = "none"

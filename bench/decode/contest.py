@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contenders.contender import Job
-from bench.contenders.worker import Worker
-from runtime.errors import HearthError
+from hearth.bench.contenders.contender import Job
+from hearth.bench.contenders.worker import Worker
+from hearth.runtime.errors import HearthError
 
 PROMPT_TOKENS = 32
 Note = Callable[[str], None]

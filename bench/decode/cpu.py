@@ -7,11 +7,11 @@ from statistics import median
 import msgspec
 from msgspec import structs
 
-from bench.contenders.contender import Job
-from bench.contenders.floor import KERNELS, PASSES, plain_passes, repeats
-from bench.contenders.worker import missing
-from bench.decode.cases import Artifacts, Case
-from bench.decode.contest import Contest, prompt_ids
+from hearth.bench.contenders.contender import Job
+from hearth.bench.contenders.floor import KERNELS, PASSES, plain_passes, repeats
+from hearth.bench.contenders.worker import missing
+from hearth.bench.decode.cases import Artifacts, Case
+from hearth.bench.decode.contest import Contest, prompt_ids
 
 SHARE_LIMIT = 1.02
 """A share of the floor above this says that the floor was not measured well."""

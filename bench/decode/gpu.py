@@ -9,13 +9,12 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from hearth_client import AsyncClient
 from msgspec import structs
 
-from bench.contenders.contender import Device, Job
-from bench.contenders.gguf_model import GGUFType
-from bench.contenders.worker import Worker
-from bench.decode.cases import (
+from hearth.bench.contenders.contender import Device, Job
+from hearth.bench.contenders.gguf_model import GGUFType
+from hearth.bench.contenders.worker import Worker
+from hearth.bench.decode.cases import (
     ENGINES,
     PEERS,
     SHORT_CONTEXT,
@@ -25,8 +24,8 @@ from bench.decode.cases import (
     Peer,
     step_bytes,
 )
-from bench.decode.contest import Contest, prompt_ids
-from bench.decode.gpu_figures import (
+from hearth.bench.decode.contest import Contest, prompt_ids
+from hearth.bench.decode.gpu_figures import (
     SETTLE,
     GPUFigures,
     GPUTimes,
@@ -34,13 +33,14 @@ from bench.decode.gpu_figures import (
     llama_name,
     step_seconds,
 )
-from bench.toy_daemon import connected
-from daemon.cli.errors import Failure
-from daemon.own_daemon import own_daemon
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.files import cache_folder
-from runtime.text import Tokenizer
+from hearth.bench.toy_daemon import connected
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.own_daemon import own_daemon
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import cache_folder
+from hearth.runtime.text import Tokenizer
+from hearth_client import AsyncClient
 
 FLOOR = "read bandwidth"
 _WARM_UP = 5

@@ -6,7 +6,7 @@ from statistics import fmean, median
 import msgspec
 from msgspec import structs
 
-from bench.decode.cases import ENGINES, SHORT_CONTEXT, DType, GPUCase, GPUEngine, gguf_type
+from hearth.bench.decode.cases import ENGINES, SHORT_CONTEXT, DType, GPUCase, GPUEngine, gguf_type
 
 SETTLE = 2
 """Steps of a round that are not counted: the first finds its token ready, and reads it at once."""

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from bench.batches import BatchRun, rows_of, run_batch
-from bench.decode.cases import exported, random_source
-from bench.one_row import (
+from hearth.bench.batches import BatchRun, rows_of, run_batch
+from hearth.bench.decode.cases import exported, random_source
+from hearth.bench.one_row import (
     Kind,
     builder_option,
     cache_option,
@@ -25,21 +25,21 @@ from bench.one_row import (
     quick_option,
     threads_option,
 )
-from bench.report import Record, note, print_cases, publish, record_option
-from bench.spec.contest import NEAR_TIE, divergence
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.device.cpu.cpu_device import cpu_instructions
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, Progress
-from runtime.files import cache_folder
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.kv_cache.prefix_cache import PrefixMetrics, is_exact
-from runtime.memory.sizes import kv_cache_bytes
-from runtime.options import RuntimeOptions
-from runtime.request import CacheUse, RequestOptions, RowToken
+from hearth.bench.report import Record, note, print_cases, publish, record_option
+from hearth.bench.spec.contest import NEAR_TIE, divergence
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import json_option
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.device.cpu.cpu_device import cpu_instructions
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, Progress
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics, is_exact
+from hearth.runtime.memory.sizes import kv_cache_bytes
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import CacheUse, RequestOptions, RowToken
 
 _INSTANT = 1e-9
 LEAST_SAVED = 0.9

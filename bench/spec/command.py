@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 import click
 import msgspec
 
-from bench.report import Record, note, print_cases, publish, record_option
-from bench.spec.contest import (
+from hearth.bench.report import Record, note, print_cases, publish, record_option
+from hearth.bench.spec.contest import (
     LEAST_SPEEDUP,
     MOST_OVER_DEARER,
     NEAR_TIE,
@@ -26,22 +26,22 @@ from bench.spec.contest import (
     measure_mixed,
     replies,
 )
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import FAILED, wrong_usage
-from daemon.cli.options import json_option
-from daemon.gpu_facts import gpu_facts
-from daemon.shipped import SOURCE, engine_folder
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.errors import HearthError
-from runtime.generation.deployment import Method
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import (
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import FAILED, wrong_usage
+from hearth.daemon.cli.options import json_option
+from hearth.daemon.gpu_facts import gpu_facts
+from hearth.daemon.shipped import SOURCE, engine_folder
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.deployment import Method
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import (
     EagleDraftingConfig,
     RuntimeOptions,
     SpeculationOptions,
     check_speculation,
 )
-from runtime.text import Tokenizer
+from hearth.runtime.text import Tokenizer
 
 PREFIXES = ("cpu", "kernels", "ort-cuda", "tensorrt")
 VERIFY_BATCHES = (1, 3, 8)

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from bench.batches import BatchRun, rows_of, run_batch
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RequestOptions, RowToken
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.bench.batches import BatchRun, rows_of, run_batch
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RequestOptions, RowToken
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 LEAST_SPEEDUP = 0.97
 """Greatest cost of speculation, at any batch size."""

@@ -8,13 +8,13 @@ from pathlib import Path
 from time import monotonic
 
 import msgspec
-from hearth_client import AsyncClient, Client, Image
 
-from bench.toy_daemon import connected
-from daemon.control.client import ask
-from daemon.control.messages import Trace, TraceReport
-from daemon.own_daemon import OwnDaemon
-from runtime.errors import HearthError
+from hearth.bench.toy_daemon import connected
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Trace, TraceReport
+from hearth.daemon.own_daemon import OwnDaemon
+from hearth.runtime.errors import HearthError
+from hearth_client import AsyncClient, Client, Image
 
 QUESTION = "What colour is the circle?"
 

@@ -5,20 +5,28 @@ from pathlib import Path
 import click
 from msgspec import structs
 
-from bench.contenders.contender import Device
-from bench.decode.cases import exported
-from bench.report import Record, log_folder, note, print_cases, print_fields, publish, record_option
-from bench.vision.figures import VisionFigures
-from bench.vision.session import VisionPlan, VisionSession
-from daemon.cli.console import progress_bar
-from daemon.cli.options import json_option
-from daemon.gpu_facts import gpu_facts
-from daemon.shipped import VISION
-from runtime.config import CONFIG_FILE
-from runtime.errors import HearthError
-from runtime.export import ExportOptions
-from runtime.export.options import TargetType
-from runtime.files import cache_folder
+from hearth.bench.contenders.contender import Device
+from hearth.bench.decode.cases import exported
+from hearth.bench.report import (
+    Record,
+    log_folder,
+    note,
+    print_cases,
+    print_fields,
+    publish,
+    record_option,
+)
+from hearth.bench.vision.figures import VisionFigures
+from hearth.bench.vision.session import VisionPlan, VisionSession
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.options import json_option
+from hearth.daemon.gpu_facts import gpu_facts
+from hearth.daemon.shipped import VISION
+from hearth.runtime.config import CONFIG_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.options import TargetType
+from hearth.runtime.files import cache_folder
 
 _EXAM = 50
 _FIELDS = (

@@ -5,8 +5,8 @@ from statistics import median
 
 import msgspec
 
-from bench.vision.asking import Asked, Rates
-from bench.vision.text_rows import TextRowFigures
+from hearth.bench.vision.asking import Asked, Rates
+from hearth.bench.vision.text_rows import TextRowFigures
 
 Span = tuple[float, float]
 """Beginning and end, in seconds of one clock."""

@@ -12,15 +12,14 @@ from typing import TypeVar
 
 import msgspec
 import uvloop
-from hearth_client import HearthClientError
 
-from bench.child_process import family_usage
-from bench.contenders.contender import Device
-from bench.memory import gpu_meter
-from bench.report import note
-from bench.toy_daemon import NO_REUSE
-from bench.vision.asking import CLIENTS, QUESTION, Asker, answers, asker, rates
-from bench.vision.figures import (
+from hearth.bench.child_process import family_usage
+from hearth.bench.contenders.contender import Device
+from hearth.bench.memory import gpu_meter
+from hearth.bench.report import note
+from hearth.bench.toy_daemon import NO_REUSE
+from hearth.bench.vision.asking import CLIENTS, QUESTION, Asker, answers, asker, rates
+from hearth.bench.vision.figures import (
     BesideFigures,
     HiddenFigures,
     Looks,
@@ -32,18 +31,19 @@ from bench.vision.figures import (
     ratio_of,
     size_figures,
 )
-from bench.vision.photographs import SIZES, photograph, renamed
-from bench.vision.text_rows import TextRowFigures, measure_text_rows
-from bench.vision.worker import PictureJob, PictureWorker
-from daemon.cli.errors import Failure
-from daemon.configuration.settings import Settings
-from daemon.control.client import ask
-from daemon.control.messages import Trace, TraceReport
-from daemon.door.finished import FinishedRequest
-from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.shipped import VISION
-from runtime.errors import HearthError
-from runtime.executor.onnx_engine import physical_cores
+from hearth.bench.vision.photographs import SIZES, photograph, renamed
+from hearth.bench.vision.text_rows import TextRowFigures, measure_text_rows
+from hearth.bench.vision.worker import PictureJob, PictureWorker
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Trace, TraceReport
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.daemon.shipped import VISION
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.onnx_engine import physical_cores
+from hearth_client import HearthClientError
 
 _MIDDLE = SIZES[1]
 _EXAM, _EXAM_S = "models.evaluate_vision", 120.0

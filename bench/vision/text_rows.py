@@ -7,14 +7,14 @@ from statistics import median
 
 import msgspec
 
-from bench.batches import rows_of, run_batch
-from bench.vision.asking import QUESTION
-from daemon.cli.image_files import encode_files
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.text import Tokenizer
+from hearth.bench.batches import rows_of, run_batch
+from hearth.bench.vision.asking import QUESTION
+from hearth.daemon.cli.image_files import encode_files
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
 
 _ROWS = 4
 _TEXT = "the lamp in the kitchen is on and the window is open "

@@ -15,23 +15,23 @@ import torch
 import transformers
 from PIL import Image
 
-from bench.child_process import ChildProcess, ParentProcess, family_usage
-from bench.contenders.contender import Device
-from bench.contenders.worker import PACKAGES, missing
-from runtime.errors import HearthError
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.headers import read_header
-from runtime.image_processing.patches import patch
-from runtime.image_processing.sizes import layout_of
-from runtime.vision_config import load_vision_config
+from hearth.bench.child_process import ChildProcess, ParentProcess, family_usage
+from hearth.bench.contenders.contender import Device
+from hearth.bench.contenders.worker import PACKAGES, missing
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.headers import read_header
+from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.sizes import layout_of
+from hearth.runtime.vision_config import load_vision_config
 
 Work = Literal["patches", "torchvision", "first_token"]
 """From a file to the tower's input, by the fastest processor or torchvision's, or to a token."""
 _LOAD_TIMEOUT_S = 120.0
 _LOOK_TIMEOUT_S = 60.0
 _CLASSES = {
-    "hearth": "bench.vision.worker:HearthPictures",
-    "transformers": "bench.vision.worker:TransformersPictures",
+    "hearth": "hearth.bench.vision.worker:HearthPictures",
+    "transformers": "hearth.bench.vision.worker:TransformersPictures",
 }
 
 
@@ -88,7 +88,7 @@ class PictureWorker:
         threads = str(job.threads)
         environ = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
         environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self._process = ChildProcess("bench.vision.worker", job, log, environ)
+        self._process = ChildProcess("hearth.bench.vision.worker", job, log, environ)
         try:
             ready: Looked = self._process.receive(Looked, _LOAD_TIMEOUT_S)
         except BaseException:

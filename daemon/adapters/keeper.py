@@ -14,11 +14,11 @@ import anyio.to_thread
 import structlog
 from msgspec import structs
 
-from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
-from actors.supervisor_messages import AdapterAnswer
-from daemon.configuration.places import adapters_folder
-from daemon.configuration.settings import Settings
-from daemon.control.messages import (
+from hearth.actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from hearth.actors.supervisor_messages import AdapterAnswer
+from hearth.daemon.configuration.places import adapters_folder
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.control.messages import (
     AdapterAdded,
     AdapterInfo,
     AdapterList,
@@ -28,11 +28,11 @@ from daemon.control.messages import (
     ListAdapters,
     RemoveAdapter,
 )
-from daemon.control.server import Handler
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.errors import HearthError, known_code
-from runtime.lora.adapter import other_base
-from runtime.lora.stored import AdapterRecord, adapter_folders, read_record, store_adapter
+from hearth.daemon.control.server import Handler
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.errors import HearthError, known_code
+from hearth.runtime.lora.adapter import other_base
+from hearth.runtime.lora.stored import AdapterRecord, adapter_folders, read_record, store_adapter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MODE = 0o700

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import click
 
-from daemon.cli.errors import USAGE, run_and_exit
-from daemon.configuration.words import nearest
-from runtime.packages import VERSION
+from hearth.daemon.cli.errors import USAGE, run_and_exit
+from hearth.daemon.configuration.words import nearest
+from hearth.runtime.packages import VERSION
 
 
 class LazyCommand(NamedTuple):
@@ -74,23 +74,43 @@ class LazyGroup(click.Group):
 
 
 _COMMANDS = {
-    "serve": LazyCommand("daemon.cli.serve:serve", "Run the daemon."),
-    "chat": LazyCommand("daemon.cli.chat:chat", "Talk to a running daemon."),
-    "generate": LazyCommand("daemon.cli.generate:generate", "Answer prompts without a daemon."),
-    "export": LazyCommand("daemon.cli.export:export", "Build an engine folder from a model."),
-    "weights": LazyCommand("daemon.cli.weights:weights", "Write weights for an engine of others."),
-    "check": LazyCommand("daemon.cli.check:check", "Say what would be used, and whether it fits."),
-    "status": LazyCommand("daemon.cli.status:status", "Show what a running daemon does."),
-    "metrics": LazyCommand("daemon.cli.metrics:metrics", "Print what a running daemon counts."),
-    "top": LazyCommand("daemon.cli.top.command:top", "Show live what a daemon does, end requests."),
-    "trace": LazyCommand("daemon.cli.trace:trace", "Show where a request spent its time."),
-    "install": LazyCommand("daemon.cli.install:install", "Make Hearth a service of systemd."),
-    "uninstall": LazyCommand("daemon.cli.install:uninstall", "Take the service away again."),
-    "reload": LazyCommand("daemon.cli.reload:reload", "Let a running daemon read its settings."),
-    "adapter": LazyCommand("daemon.cli.adapter:adapter", "Add and remove a daemon's adapters."),
-    "keys": LazyCommand("daemon.cli.keys:keys", "Keep the keys of clients that come by TCP."),
-    "demo": LazyCommand("daemon.demo.show:demo", "Start, ask two questions at once, stop."),
-    "bench": LazyCommand("bench.__main__:bench", "Measure speed and memory here."),
+    "serve": LazyCommand("hearth.daemon.cli.serve:serve", "Run the daemon."),
+    "chat": LazyCommand("hearth.daemon.cli.chat:chat", "Talk to a running daemon."),
+    "generate": LazyCommand(
+        "hearth.daemon.cli.generate:generate", "Answer prompts without a daemon."
+    ),
+    "export": LazyCommand(
+        "hearth.daemon.cli.export:export", "Build an engine folder from a model."
+    ),
+    "weights": LazyCommand(
+        "hearth.daemon.cli.weights:weights", "Write weights for an engine of others."
+    ),
+    "check": LazyCommand(
+        "hearth.daemon.cli.check:check", "Say what would be used, and whether it fits."
+    ),
+    "status": LazyCommand("hearth.daemon.cli.status:status", "Show what a running daemon does."),
+    "metrics": LazyCommand(
+        "hearth.daemon.cli.metrics:metrics", "Print what a running daemon counts."
+    ),
+    "top": LazyCommand(
+        "hearth.daemon.cli.top.command:top", "Show live what a daemon does, end requests."
+    ),
+    "trace": LazyCommand("hearth.daemon.cli.trace:trace", "Show where a request spent its time."),
+    "install": LazyCommand(
+        "hearth.daemon.cli.install:install", "Make Hearth a service of systemd."
+    ),
+    "uninstall": LazyCommand("hearth.daemon.cli.install:uninstall", "Take the service away again."),
+    "reload": LazyCommand(
+        "hearth.daemon.cli.reload:reload", "Let a running daemon read its settings."
+    ),
+    "adapter": LazyCommand(
+        "hearth.daemon.cli.adapter:adapter", "Add and remove a daemon's adapters."
+    ),
+    "keys": LazyCommand(
+        "hearth.daemon.cli.keys:keys", "Keep the keys of clients that come by TCP."
+    ),
+    "demo": LazyCommand("hearth.daemon.demo.show:demo", "Start, ask two questions at once, stop."),
+    "bench": LazyCommand("hearth.bench.__main__:bench", "Measure speed and memory here."),
 }
 
 _ELSEWHERE = {

@@ -4,11 +4,11 @@ import click
 import msgspec
 from rich.markup import escape
 
-from daemon.cli.clients import daemon_address
-from daemon.cli.console import err, out, printable_name, size, table
-from daemon.cli.options import json_option, socket_option
-from daemon.control.client import ask
-from daemon.control.messages import (
+from hearth.daemon.cli.clients import daemon_address
+from hearth.daemon.cli.console import err, out, printable_name, size, table
+from hearth.daemon.cli.options import json_option, socket_option
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import (
     AdapterAdded,
     AdapterInfo,
     AdapterList,
@@ -17,7 +17,7 @@ from daemon.control.messages import (
     ListAdapters,
     RemoveAdapter,
 )
-from daemon.shipped_files import ADAPTERS
+from hearth.daemon.shipped_files import ADAPTERS
 
 
 @click.group()

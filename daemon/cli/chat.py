@@ -14,6 +14,13 @@ from types import FrameType
 from typing import Any, Literal
 
 import click
+
+from hearth.daemon.cli.clients import connected
+from hearth.daemon.cli.console import Lines, err, out, printable
+from hearth.daemon.cli.errors import FAILED, Failure, wrong_usage
+from hearth.daemon.cli.options import adapter_option, key_option, socket_option, speculation_option
+from hearth.daemon.shipped_files import EXAMPLE_HOME, shipped_picture
+from hearth.runtime.request import RequestOptions, check_options
 from hearth_client import (
     CapacityExceeded,
     Client,
@@ -25,13 +32,6 @@ from hearth_client import (
     PromptTooLong,
 )
 from hearth_client.protocol import MAX_MESSAGES, Limits
-
-from daemon.cli.clients import connected
-from daemon.cli.console import Lines, err, out, printable
-from daemon.cli.errors import FAILED, Failure, wrong_usage
-from daemon.cli.options import adapter_option, key_option, socket_option, speculation_option
-from daemon.shipped_files import EXAMPLE_HOME, shipped_picture
-from runtime.request import RequestOptions, check_options
 
 Turn = dict[str, Any]
 Action = Literal["say", "show", "refuse", "leave"]

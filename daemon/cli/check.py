@@ -6,7 +6,7 @@ import click
 import msgspec
 from rich.markup import escape
 
-from daemon.check import (
+from hearth.daemon.check import (
     BoundTensor,
     Report,
     Tower,
@@ -14,12 +14,12 @@ from daemon.check import (
     with_answer,
     with_bindings,
 )
-from daemon.cli.console import out, progress_bar, size, table
-from daemon.cli.errors import FAILED, Failure
-from daemon.cli.options import json_option, settings_from, settings_options
-from daemon.configuration.settings import Settings
-from daemon.engine_settings import runtime_options
-from daemon.kernel_cache import (
+from hearth.daemon.cli.console import out, progress_bar, size, table
+from hearth.daemon.cli.errors import FAILED, Failure
+from hearth.daemon.cli.options import json_option, settings_from, settings_options
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.engine_settings import runtime_options
+from hearth.daemon.kernel_cache import (
     KernelCache,
     Progress,
     check_has_kernels,
@@ -28,11 +28,11 @@ from daemon.kernel_cache import (
     kernel_cache,
     targets_of,
 )
-from daemon.shipped import engine_folder, wants_kernels
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.executor.tensorrt.manifest import RTX_GPUS, built_by
-from runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.daemon.shipped import engine_folder, wants_kernels
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.tensorrt.manifest import RTX_GPUS, built_by
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
 
 
 @click.command()

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
+
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.configuration.load import load_settings
 from hearth_client import Client, resolve_address
 from hearth_client.address import absence
 from hearth_client.errors import ConnectionRefused, ConnectionTimeout, HearthClientError
-
-from daemon.cli.errors import Failure
-from daemon.configuration.load import load_settings
 
 _SCHEME = "ipc://"
 _START_S = 120.0

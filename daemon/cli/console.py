@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from daemon.cli.errors import UNREAD
+from hearth.daemon.cli.errors import UNREAD
 
 _TAB_COLUMNS = 8
 

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 import click
 
-from actors.journal import PRIORITIES, leads_to_journald
-from runtime.errors import HearthError
+from hearth.actors.journal import PRIORITIES, leads_to_journald
+from hearth.runtime.errors import HearthError
 
 
 def keep_to_this_machine(environ: MutableMapping[str, str]) -> None:

@@ -13,15 +13,15 @@ import click
 import msgspec
 from rich.markup import escape
 
-from daemon.cli.console import err, progress_bar, size
-from daemon.cli.errors import wrong_usage
-from daemon.cli.options import json_option, refuse_without, with_options
-from daemon.shipped_files import shipped_model
-from runtime.config import Drift, LLMEngineRunnerConfig
-from runtime.engine_folder import TEMPLATE_FILE
-from runtime.errors import HearthError
-from runtime.executor.tensorrt.manifest import built_by
-from runtime.files import cache_folder
+from hearth.daemon.cli.console import err, progress_bar, size
+from hearth.daemon.cli.errors import wrong_usage
+from hearth.daemon.cli.options import json_option, refuse_without, with_options
+from hearth.daemon.shipped_files import shipped_model
+from hearth.runtime.config import Drift, LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import TEMPLATE_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.tensorrt.manifest import built_by
+from hearth.runtime.files import cache_folder
 
 _PLAN_OPTIONS: dict[str, tuple[Any, str]] = {
     "builder": (
@@ -59,7 +59,7 @@ def take_plan(options: dict[str, Any]) -> Any:
 
     Raises `click.UsageError` naming an option that was given without a plan.
     """
-    from runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _PLAN_OPTIONS}
     if options["backend"] != "tensorrt":
@@ -129,7 +129,7 @@ def take_draft(options: dict[str, Any]) -> Any:
 
     Raises `click.UsageError` naming an option that was given without a draft.
     """
-    from runtime.export import DraftOptions  # noqa: PLC0415 - slow import
+    from hearth.runtime.export import DraftOptions  # noqa: PLC0415 - slow import
 
     given = {name: value for name in _DRAFT_OPTIONS if (value := options.pop(name)) is not None}
     folder = given.pop("draft", None)
@@ -140,7 +140,7 @@ def take_draft(options: dict[str, Any]) -> Any:
 
 
 if TYPE_CHECKING:
-    from runtime.vision_config import VisionConfig
+    from hearth.runtime.vision_config import VisionConfig
 
 
 def projections(text: str) -> tuple[str, ...]:
@@ -230,9 +230,9 @@ def export(source: Path, target: Path, *, as_json: bool, **options: Any) -> None
     a vision tower in the folder visual. A failed export leaves nothing behind. home and home-vision
     are the models that ship with Hearth.
     """
-    from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
-    from runtime.export.export import gpu_dtype  # noqa: PLC0415 - likewise
-    from runtime.export.options import check_options  # noqa: PLC0415 - likewise
+    from hearth.runtime.export import ExportOptions, export_model  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.export import gpu_dtype  # noqa: PLC0415 - likewise
+    from hearth.runtime.export.options import check_options  # noqa: PLC0415 - likewise
 
     began = time.monotonic()
     options["plan"], options["draft"] = take_plan(options), take_draft(options)
@@ -284,9 +284,9 @@ def _drift(drift: Drift) -> str:
 
 def _warnings(folder: Path) -> Iterator[str]:
     """What `hearth serve` would say of the new folder on this machine."""
-    from daemon.check import inspect_engine  # noqa: PLC0415 - slow import
-    from daemon.configuration.settings import settings_of  # noqa: PLC0415 - likewise
-    from runtime.vision_config import load_vision_config  # noqa: PLC0415 - likewise
+    from hearth.daemon.check import inspect_engine  # noqa: PLC0415 - slow import
+    from hearth.daemon.configuration.settings import settings_of  # noqa: PLC0415 - likewise
+    from hearth.runtime.vision_config import load_vision_config  # noqa: PLC0415 - likewise
 
     if not (folder / TEMPLATE_FILE).exists():
         yield "the model has no chat template: raw prompts alone can be served"
@@ -302,7 +302,7 @@ def _warnings(folder: Path) -> Iterator[str]:
 
 def _smaller(tower: VisionConfig) -> str:
     """Above which size pictures are made smaller, and what would take larger ones."""
-    from runtime.image_processing.sizes import largest_square  # noqa: PLC0415 - slow import
+    from hearth.runtime.image_processing.sizes import largest_square  # noqa: PLC0415 - slow import
 
     side = largest_square(tower)
     said = f"pictures with more pixels than {side} x {side} are made smaller"

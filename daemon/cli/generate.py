@@ -9,18 +9,18 @@ import click
 import msgspec
 from msgspec import structs
 
-from daemon.cli.console import err, out, printable, progress_bar
-from daemon.cli.errors import FAILED, Failure, wrong_usage
-from daemon.cli.options import json_option, speculation_option
-from daemon.shipped import engine_folder
-from daemon.shipped_files import ADAPTERS, shipped_picture
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.images import EmbeddedImage
-from runtime.lora.adapter import other_base
-from runtime.lora.stored import read_adapter
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import (
+from hearth.daemon.cli.console import err, out, printable, progress_bar
+from hearth.daemon.cli.errors import FAILED, Failure, wrong_usage
+from hearth.daemon.cli.options import json_option, speculation_option
+from hearth.daemon.shipped import engine_folder
+from hearth.daemon.shipped_files import ADAPTERS, shipped_picture
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.lora.adapter import other_base
+from hearth.runtime.lora.stored import read_adapter
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import (
     GeneratedRow,
     GenerationRequest,
     GenerationResponse,
@@ -28,7 +28,7 @@ from runtime.request import (
     RowRequest,
     check_options,
 )
-from runtime.text import Tokenizer
+from hearth.runtime.text import Tokenizer
 
 Prompt = str | list[int]
 
@@ -200,7 +200,7 @@ def generate(
     images = None
     if files:
         # Whoever asks by text does without what decodes pictures.
-        from daemon.cli.image_files import encode_files  # noqa: PLC0415 - see above
+        from hearth.daemon.cli.image_files import encode_files  # noqa: PLC0415 - see above
 
         images = encode_files(folder, files, store, threads)
     runtime = LLMInferenceRuntime.open(folder, runtime_options, embeddings=store)

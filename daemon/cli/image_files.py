@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import load_config
-from runtime.device.open import open_device
-from runtime.engine_folder import verify_folder
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.generation.assembly import share_context_memory
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.headers import read_header
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.image_processing.patches import patch
-from runtime.images import EmbeddedImage, ImageLayout, Slot
-from runtime.text import Tokenizer
-from runtime.vision.prompt import Shown, Turn, encode_turns
-from runtime.vision.vision_runner import Patches, VisionRunner
-from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
+from hearth.runtime.config import load_config
+from hearth.runtime.device.open import open_device
+from hearth.runtime.engine_folder import verify_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.assembly import share_context_memory
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.headers import read_header
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision.prompt import Shown, Turn, encode_turns
+from hearth.runtime.vision.vision_runner import Patches, VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import click
 
-from daemon.cli.errors import Failure
-from daemon.cli.options import refuse_without
-from daemon.install import service
-from daemon.install.place import Place
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.cli.options import refuse_without
+from hearth.daemon.install import service
+from hearth.daemon.install.place import Place
 
 _root_option = click.option(
     "--root",

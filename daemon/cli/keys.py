@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from daemon.cli.options import json_option, settings_from, settings_options
-from daemon.door import keys as store
+from hearth.daemon.cli.options import json_option, settings_from, settings_options
+from hearth.daemon.door import keys as store
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _COLUMN = 16

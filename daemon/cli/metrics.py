@@ -1,9 +1,9 @@
 import click
 
-from daemon.cli.clients import daemon_address
-from daemon.cli.options import socket_option
-from daemon.control.client import ask
-from daemon.control.messages import Metrics, MetricsText
+from hearth.daemon.cli.clients import daemon_address
+from hearth.daemon.cli.options import socket_option
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Metrics, MetricsText
 
 _ANSWER_S = 10.0
 

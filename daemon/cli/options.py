@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import click
 
-from daemon.cli.errors import wrong_usage
-from daemon.configuration.load import OLD_NAMES, check_flags, load_settings
-from daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of
-from daemon.configuration.words import shown
+from hearth.daemon.cli.errors import wrong_usage
+from hearth.daemon.configuration.load import OLD_NAMES, check_flags, load_settings
+from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of
+from hearth.daemon.configuration.words import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

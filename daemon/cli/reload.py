@@ -1,10 +1,10 @@
 import click
 import msgspec
 
-from daemon.cli.clients import daemon_address
-from daemon.cli.options import json_option, socket_option
-from daemon.control.client import ask
-from daemon.control.messages import Reload, Reloaded
+from hearth.daemon.cli.clients import daemon_address
+from hearth.daemon.cli.options import json_option, socket_option
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Reload, Reloaded
 
 
 @click.command()

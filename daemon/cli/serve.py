@@ -11,18 +11,18 @@ from typing import Any
 
 import click
 
-from daemon.cli.console import progress_bar
-from daemon.cli.errors import report
-from daemon.cli.options import SettingsCommand, settings_from, settings_options
-from daemon.configuration.settings import Settings
-from daemon.door.keys import keys_folder, read_keys
-from daemon.door.listener import check_free, check_place
-from daemon.exit_codes import exit_code
-from daemon.life import Life
-from daemon.shipped import Progress, engine_folder, wants_kernels
-from daemon.signals import Asked, held_signals
-from daemon.watchdog import tell_state
-from runtime.errors import HearthError
+from hearth.daemon.cli.console import progress_bar
+from hearth.daemon.cli.errors import report
+from hearth.daemon.cli.options import SettingsCommand, settings_from, settings_options
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.door.keys import keys_folder, read_keys
+from hearth.daemon.door.listener import check_free, check_place
+from hearth.daemon.exit_codes import exit_code
+from hearth.daemon.life import Life
+from hearth.daemon.shipped import Progress, engine_folder, wants_kernels
+from hearth.daemon.signals import Asked, held_signals
+from hearth.daemon.watchdog import tell_state
+from hearth.runtime.errors import HearthError
 
 _OWN_FILES = 128
 """About what the daemon has open without any client, with room for restarts of its actors."""
@@ -102,7 +102,7 @@ def serve(config: Path | None, **flags: Any) -> int:
         tell_state(Life().failed(error.message))
         return exit_code(error)
     with held_signals() as send_again:
-        from daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
+        from hearth.daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
 
         return run(settings, folder, lambda: _read(config, flags), send_again)
 

@@ -2,6 +2,11 @@
 
 import click
 import msgspec
+
+from hearth.daemon.cli.clients import connected
+from hearth.daemon.cli.console import out, size, table
+from hearth.daemon.cli.options import json_option, key_option, socket_option
+from hearth.daemon.life import words
 from hearth_client.protocol import (
     ExecutorReport,
     ImagesReport,
@@ -10,11 +15,6 @@ from hearth_client.protocol import (
     StageReport,
     StatusReport,
 )
-
-from daemon.cli.clients import connected
-from daemon.cli.console import out, size, table
-from daemon.cli.options import json_option, key_option, socket_option
-from daemon.life import words
 
 Row = tuple[str, str]
 

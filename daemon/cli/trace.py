@@ -7,14 +7,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from daemon.cli.clients import daemon_address
-from daemon.cli.console import out, printable_name, show, table
-from daemon.cli.options import json_option, socket_option
-from daemon.control.client import ask
-from daemon.control.messages import Trace, TraceReport
-from daemon.door.finished import FinishedRequest
-from daemon.observe.tracing.spans import Stage, stages
-from runtime.speculation.policy import accept_length
+from hearth.daemon.cli.clients import daemon_address
+from hearth.daemon.cli.console import out, printable_name, show, table
+from hearth.daemon.cli.options import json_option, socket_option
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Trace, TraceReport
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.daemon.observe.tracing.spans import Stage, stages
+from hearth.runtime.speculation.policy import accept_length
 
 _COLOURS = {
     "tokenize": "blue",

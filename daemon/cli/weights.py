@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from daemon.cli.console import err, progress_bar, size
+from hearth.daemon.cli.console import err, progress_bar, size
 
 
 @click.command()
@@ -23,7 +23,7 @@ def weights(source: Path, target: Path, engine: str) -> None:
     The model has the shape and the tokenizer of the engine's: a fine-tune of it, say. The engine
     folder stays as it is. A failed run leaves nothing behind.
     """
-    from runtime.export.weights_export import export_weights  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.weights_export import export_weights  # noqa: PLC0415 - slow import
 
     began = time.monotonic()
     with progress_bar() as progress:

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, structs
 
-from daemon.configuration.settings import SETTINGS, Settings, replaced
-from daemon.configuration.sources import Source, environment_source, file_source, flag_source
-from daemon.configuration.words import allowed, nearest
-from runtime.errors import HearthError
-from runtime.options import EagleDraftingConfig
+from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced
+from hearth.daemon.configuration.sources import Source, environment_source, file_source, flag_source
+from hearth.daemon.configuration.words import allowed, nearest
+from hearth.runtime.errors import HearthError
+from hearth.runtime.options import EagleDraftingConfig
 
 OLD_NAMES: dict[str, Any] = {
     "drafting_top_k": Annotated[int, Meta(ge=0, le=128)],

@@ -7,11 +7,11 @@ import msgspec
 from msgspec import structs
 from msgspec.inspect import Metadata, type_info
 
-from actors.settings import EncoderOptions, LogSettings, PolicySettings
-from daemon.door.settings import DoorSettings
-from daemon.supervision.restart_policy import SupervisionSettings
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.setting import Declared, setting
+from hearth.actors.settings import EncoderOptions, LogSettings, PolicySettings
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.supervision.restart_policy import SupervisionSettings
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.setting import Declared, setting
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from daemon.configuration.settings import SETTINGS, flag_of, variable_of
-from daemon.configuration.words import nearest
-from runtime.errors import HearthError
+from hearth.daemon.configuration.settings import SETTINGS, flag_of, variable_of
+from hearth.daemon.configuration.words import nearest
+from hearth.runtime.errors import HearthError
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from hearth.daemon.control.messages import ControlAnswer, ControlError, ControlRequest, control_path
+from hearth.runtime.errors import HearthError, known_code
 from hearth_client.address import resolve_address
 from hearth_client.errors import HearthClientError
-
-from daemon.control.messages import ControlAnswer, ControlError, ControlRequest, control_path
-from runtime.errors import HearthError, known_code
 
 Answer = TypeVar("Answer", bound=ControlAnswer)
 _ANSWER_BYTES = 64 << 20

@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from daemon.door.finished import FinishedRequest
-from daemon.door.overview import OpenClient, RunningRequest
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.daemon.door.overview import OpenClient, RunningRequest
 
 LINE_BYTES = 64 << 10
 """The longest line that the daemon reads, its end included."""

@@ -11,10 +11,10 @@ import anyio
 import msgspec
 import structlog
 
-from daemon.connections import StreamServer, send_all
-from daemon.control.messages import LINE_BYTES, ControlAnswer, ControlError, ControlRequest
-from daemon.door.listener import bind_file
-from runtime.errors import HearthError
+from hearth.daemon.connections import StreamServer, send_all
+from hearth.daemon.control.messages import LINE_BYTES, ControlAnswer, ControlError, ControlRequest
+from hearth.daemon.door.listener import bind_file
+from hearth.runtime.errors import HearthError
 
 Handler = Callable[[Any], Awaitable[ControlAnswer]]
 

@@ -9,8 +9,6 @@ from shutil import which
 
 import click
 import PIL.Image
-from hearth_client import Client, Image
-from hearth_client.errors import HearthClientError
 from rich.color import Color
 from rich.columns import Columns
 from rich.console import Console
@@ -19,11 +17,13 @@ from rich.panel import Panel
 from rich.style import Style
 from rich.text import Text
 
-from daemon.cli.console import out, printable, progress_bar
-from daemon.cli.errors import Failure
-from daemon.own_daemon import own_daemon
-from daemon.shipped import engine_folder, vision_engine_folder
-from daemon.shipped_files import EXAMPLE_HOME
+from hearth.daemon.cli.console import out, printable, progress_bar
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.shipped import engine_folder, vision_engine_folder
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth_client import Client, Image
+from hearth_client.errors import HearthClientError
 
 _COLUMNS = 48
 

@@ -3,12 +3,12 @@
 from bisect import bisect_right, insort
 from collections import Counter, deque
 
-from actors.settings import PolicySettings, Reloadable
-from runtime.ewma import Ewma
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.runtime.ewma import Ewma
 
 LEAST_S = 0.05
 MOST_S = 60.0
-"""What is tolfrom actors.settings import PolicySettings, Reloadable
+"""What is tolfrom hearth.actors.settings import PolicySettings, Reloadable
 d is between these."""
 GRACE_S = 0.5
 """How long after its time a place is kept for who was told to come."""

@@ -12,18 +12,18 @@ from pathlib import Path
 import msgspec
 import structlog
 import zmq
-from hearth_client.protocol import Error
 from zmq.utils.monitor import parse_monitor_message
 
-from actors.settings import Reloadable
-from daemon.connections import LOOPBACK, listen_on_port
-from daemon.door.keys import Keys
-from daemon.door.local_socket import STRANGERS
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
-from daemon.door.turns import Turns
-from daemon.door.zap import DOMAIN, Zap
-from runtime.errors import HearthError
+from hearth.actors.settings import Reloadable
+from hearth.daemon.connections import LOOPBACK, listen_on_port
+from hearth.daemon.door.keys import Keys
+from hearth.daemon.door.local_socket import STRANGERS
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
+from hearth.daemon.door.turns import Turns
+from hearth.daemon.door.zap import DOMAIN, Zap
+from hearth.runtime.errors import HearthError
+from hearth_client.protocol import Error
 
 
 def memory_of_process() -> int:

@@ -7,11 +7,9 @@ from typing import Any
 
 import msgspec
 import structlog
-from hearth_client.protocol import Answer, Delta, Done, Error, Reason, Speculation, Usage
-from hearth_client.running_clock import RunningClock
 
-from actors.mailbox import Sender
-from actors.messages import (
+from hearth.actors.mailbox import Sender
+from hearth.actors.messages import (
     AskReport,
     Cancel,
     ClientGone,
@@ -19,9 +17,9 @@ from actors.messages import (
     SchedulerMessage,
     TokenizerMessage,
 )
-from actors.settings import Reloadable
-from daemon.door.come_again import LEAST_S, ComeAgain
-from daemon.door.finished import (
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door.come_again import LEAST_S, ComeAgain
+from hearth.daemon.door.finished import (
     FinishedRequest,
     Listener,
     finished,
@@ -29,13 +27,15 @@ from daemon.door.finished import (
     log_finished,
     milliseconds,
 )
-from daemon.door.sessions import OpenRequest, Session, Sessions
-from daemon.door.settings import DoorSettings
-from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorState
-from runtime.errors import HearthError
-from runtime.kv_cache.page_index import PINS_FULL
-from runtime.speculation.policy import accept_length
+from hearth.daemon.door.sessions import OpenRequest, Session, Sessions
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.sockets import DoorSockets
+from hearth.daemon.door.state import DoorState
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.page_index import PINS_FULL
+from hearth.runtime.speculation.policy import accept_length
+from hearth_client.protocol import Answer, Delta, Done, Error, Reason, Speculation, Usage
+from hearth_client.running_clock import RunningClock
 
 _OUTBOX_ANSWERS = 1024
 """Answers that may wait for one client; more, and its session ends."""

@@ -12,11 +12,11 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
-from hearth_client.protocol import ClientMessage, Id
 from msgspec import Meta, Raw, inspect
 from msgspec.msgpack import Decoder
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
+from hearth_client.protocol import ClientMessage, Id
 
 DECODE_ERRORS = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding hostile bytes raises; the last two are not in msgspec's own family."""

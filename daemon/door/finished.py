@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import msgspec
 import structlog
-from hearth_client.protocol import ImageUsage
 
-from actors.image_work import ImageTimes
-from daemon.door.sessions import OpenRequest
-from runtime.request import RequestOptions
+from hearth.actors.image_work import ImageTimes
+from hearth.daemon.door.sessions import OpenRequest
+from hearth.runtime.request import RequestOptions
+from hearth_client.protocol import ImageUsage
 
 _log = structlog.get_logger("hearth.door")
 

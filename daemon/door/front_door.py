@@ -9,11 +9,10 @@ import anyio
 import anyio.lowlevel
 import structlog
 from anyio.abc import TaskStatus
-from hearth_client.protocol import Error
 
-from actors.arena import Arena
-from actors.mailbox import Receiver, Sender
-from actors.messages import (
+from hearth.actors.arena import Arena
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import (
     Deltas,
     DoorMessage,
     SchedulerControl,
@@ -21,23 +20,24 @@ from actors.messages import (
     SchedulerReport,
     TokenizerMessage,
 )
-from actors.settings import PolicySettings
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.dispatch import Dispatch
-from daemon.door.finished import Listener
-from daemon.door.keys import Keys
-from daemon.door.listener import open_listener
-from daemon.door.overview import generations
-from daemon.door.pictures import Pictures
-from daemon.door.replies import Replies
-from daemon.door.requests import Requests
-from daemon.door.sessions import Session, Sessions
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import Received
-from daemon.door.sockets import open_sockets
-from daemon.door.state import DoorFacts, DoorState
-from daemon.life import Life
-from runtime.errors import Code, HearthError
+from hearth.actors.settings import PolicySettings
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door.dispatch import Dispatch
+from hearth.daemon.door.finished import Listener
+from hearth.daemon.door.keys import Keys
+from hearth.daemon.door.listener import open_listener
+from hearth.daemon.door.overview import generations
+from hearth.daemon.door.pictures import Pictures
+from hearth.daemon.door.replies import Replies
+from hearth.daemon.door.requests import Requests
+from hearth.daemon.door.sessions import Session, Sessions
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import Received
+from hearth.daemon.door.sockets import open_sockets
+from hearth.daemon.door.state import DoorFacts, DoorState
+from hearth.daemon.life import Life
+from hearth.runtime.errors import Code, HearthError
+from hearth_client.protocol import Error
 
 
 class Bell:

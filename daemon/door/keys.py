@@ -8,10 +8,10 @@ from pathlib import Path
 
 import structlog
 import zmq
+
+from hearth.runtime.errors import HearthError
 from hearth_client.errors import HearthClientError
 from hearth_client.keys import check_private, is_key, read_key_file
-
-from runtime.errors import HearthError
 
 _log = structlog.get_logger("hearth")
 FILE_MODE = 0o600

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hearth.runtime.errors import HearthError
 from hearth_client.address import MAX_PATH_BYTES, agreed_path
-
-from runtime.errors import HearthError
 
 _FOLDER_MODE = 0o750
 _LOCK_MODE = 0o600

@@ -8,12 +8,21 @@ from collections.abc import Iterator
 
 import structlog
 
-from actors.settings import Reloadable
-from daemon.door.listener import CREDENTIALS, Listener
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
-from daemon.door.turns import Turns
-from daemon.door.zmtp import DELIMITER, GREETING, Limits, Message, Ready, Refusal, Zmtp, header
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door.listener import CREDENTIALS, Listener
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
+from hearth.daemon.door.turns import Turns
+from hearth.daemon.door.zmtp import (
+    DELIMITER,
+    GREETING,
+    Limits,
+    Message,
+    Ready,
+    Refusal,
+    Zmtp,
+    header,
+)
 
 _log = structlog.get_logger("hearth.door")
 STRANGERS = 64

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from daemon.door.sessions import OpenRequest, Sessions
-from daemon.door.state import DoorState
+from hearth.daemon.door.sessions import OpenRequest, Sessions
+from hearth.daemon.door.state import DoorState
 
 
 class OpenClient(msgspec.Struct, frozen=True):

@@ -2,16 +2,15 @@
 
 from collections.abc import Generator, Iterator, Sequence
 
+from hearth.actors.admission import within_share
+from hearth.actors.arena import Arena, slot_bytes
+from hearth.actors.image_work import ImageInput, Visual
+from hearth.daemon.door.wire import visuals_of
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.headers import read_header
+from hearth.runtime.image_processing.raw_frames import PIXEL_BYTES, raw_size
+from hearth.runtime.images import Picture, Slot
 from hearth_client import protocol
-
-from actors.admission import within_share
-from actors.arena import Arena, slot_bytes
-from actors.image_work import ImageInput, Visual
-from daemon.door.wire import visuals_of
-from runtime.errors import HearthError
-from runtime.image_processing.headers import read_header
-from runtime.image_processing.raw_frames import PIXEL_BYTES, raw_size
-from runtime.images import Picture, Slot
 
 Filling = Generator[None, None, list[Visual]]
 """Pictures on their way into the arena: one more with each step, at its end all visuals."""

@@ -5,10 +5,8 @@ from collections.abc import Callable
 
 import anyio
 import msgspec
-from hearth_client import protocol
-from hearth_client.protocol import ExecutorReport
 
-from actors.messages import (
+from hearth.actors.messages import (
     Accepted,
     Converted,
     Deltas,
@@ -19,12 +17,14 @@ from actors.messages import (
     RowDelta,
     SchedulerReport,
 )
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door import sessions
-from daemon.door import state as door_state
-from daemon.door.dispatch import OWN_REPORT, Dispatch
-from runtime.errors import CODES
-from runtime.request import RowToken
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door import sessions
+from hearth.daemon.door import state as door_state
+from hearth.daemon.door.dispatch import OWN_REPORT, Dispatch
+from hearth.runtime.errors import CODES
+from hearth.runtime.request import RowToken
+from hearth_client import protocol
+from hearth_client.protocol import ExecutorReport
 
 
 def executor_report(metrics: ExecutorMetrics) -> ExecutorReport:

@@ -4,6 +4,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from msgspec import structs
+
+from hearth.actors.admission import within_share
+from hearth.actors.messages import AskReport, Convert, Prepare
+from hearth.daemon.door.dispatch import Dispatch
+from hearth.daemon.door.faults import fields_of, id_of
+from hearth.daemon.door.pictures import Filling, check_frames
+from hearth.daemon.door.sessions import OpenRequest, Session
+from hearth.daemon.door.socket import Received
+from hearth.daemon.door.state import DoorState
+from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
+from hearth.runtime.errors import HearthError
 from hearth_client.protocol import (
     PROTOCOL,
     Bye,
@@ -20,18 +32,6 @@ from hearth_client.protocol import (
     Tokenize,
     Welcome,
 )
-from msgspec import structs
-
-from actors.admission import within_share
-from actors.messages import AskReport, Convert, Prepare
-from daemon.door.dispatch import Dispatch
-from daemon.door.faults import fields_of, id_of
-from daemon.door.pictures import Filling, check_frames
-from daemon.door.sessions import OpenRequest, Session
-from daemon.door.socket import Received
-from daemon.door.state import DoorState
-from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
-from runtime.errors import HearthError
 
 FEATURES = (
     "adapters",

@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
+from hearth.actors.messages import Embedded, RowDelta
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door.settings import DoorSettings
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import Slot
+from hearth.runtime.request import RequestOptions
 from hearth_client.protocol import Answer, Delta, Detokenized, Done, Error, Tokens
-
-from actors.messages import Embedded, RowDelta
-from actors.settings import Reloadable
-from daemon.door.settings import DoorSettings
-from runtime.errors import HearthError
-from runtime.images import Slot
-from runtime.request import RequestOptions
 
 # What they take in memory, by which readers that are behind are bounded.
 _ANSWER_BYTES = 320

@@ -1,10 +1,10 @@
 from typing import Annotated
 
 import msgspec
-from hearth_client.protocol import MAX_FRAME_BYTES
 from msgspec import structs
 
-from runtime.setting import setting
+from hearth.runtime.setting import setting
+from hearth_client.protocol import MAX_FRAME_BYTES
 
 
 class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):

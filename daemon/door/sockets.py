@@ -2,15 +2,15 @@
 
 from itertools import count
 
-from actors.settings import Reloadable
-from daemon.door.curve_socket import CurveSocket, open_port
-from daemon.door.keys import Keys
-from daemon.door.listener import Listener
-from daemon.door.local_socket import LocalSocket
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import DoorSocket, Received, Sent
-from daemon.door.turns import Charges
-from runtime.errors import HearthError
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door.curve_socket import CurveSocket, open_port
+from hearth.daemon.door.keys import Keys
+from hearth.daemon.door.listener import Listener
+from hearth.daemon.door.local_socket import LocalSocket
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import DoorSocket, Received, Sent
+from hearth.daemon.door.turns import Charges
+from hearth.runtime.errors import HearthError
 
 _SOCKETS = 2
 

@@ -6,18 +6,18 @@ from collections import Counter
 
 import anyio
 import msgspec
-from hearth_client.running_clock import RunningClock
 from msgspec import structs
 
-from actors.logs import request_id
-from actors.messages import ExecutorLimits, SchedulerReport
-from actors.settings import PolicySettings, Reloadable
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.pictures import Pictures
-from daemon.door.settings import DoorSettings
-from daemon.life import Life
-from runtime.config import LLMEngineRunnerConfig
-from runtime.packages import VERSION
+from hearth.actors.logs import request_id
+from hearth.actors.messages import ExecutorLimits, SchedulerReport
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door.pictures import Pictures
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.life import Life
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.packages import VERSION
+from hearth_client.running_clock import RunningClock
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):

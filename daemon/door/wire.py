@@ -4,6 +4,11 @@ import re
 from collections.abc import Sequence
 
 import msgspec
+
+from hearth.actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
+from hearth.daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions, check_options, seeded
 from hearth_client.protocol import (
     PROTOCOL,
     ClientMessage,
@@ -17,11 +22,6 @@ from hearth_client.protocol import (
     Tokenize,
     VideoPart,
 )
-
-from actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
-from daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
-from runtime.errors import HearthError
-from runtime.request import RequestOptions, check_options, seeded
 
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 # https://www.w3.org/TR/trace-context/#traceparent-header

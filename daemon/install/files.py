@@ -6,8 +6,8 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from daemon.install.place import UNITS
-from runtime.errors import HearthError
+from hearth.daemon.install.place import UNITS
+from hearth.runtime.errors import HearthError
 
 MARK = "# Laid down by hearth install"
 """How the first line of a file begins that is ours to overwrite and to remove."""
@@ -18,7 +18,7 @@ def sources() -> Path:
 
     Raises `internal` where neither is.
     """
-    checkout = Path(__file__).parents[2] / "systemd"
+    checkout = Path(__file__).resolve().parents[2] / "systemd"
     # Beside an installed package a folder of that name is somebody else's.
     if (checkout / UNITS[0]).is_file():
         return checkout

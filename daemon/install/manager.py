@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 # A stop may take as long as requests may finish (drain_s), an hour at most.
 _PATIENCE_S = 3900.0

@@ -2,7 +2,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.install import manager
+from hearth.daemon.install import manager
 
 UNITS = ("hearth.service", "hearth.socket")
 _SYSTEM = {

@@ -8,8 +8,8 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.errors import HearthError
-from runtime.packages import install_wheels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import install_wheels
 
 HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - what is refused
 """What ProtectHome and PrivateTmp of the unit hide."""

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
-from daemon.configuration.settings import GROUPS, SETTINGS
-from daemon.configuration.words import allowed, shown
-from daemon.install import files, manager, reach
-from daemon.install.place import UNITS, Place
-from runtime.errors import HearthError
+from hearth.daemon.configuration.settings import GROUPS, SETTINGS
+from hearth.daemon.configuration.words import allowed, shown
+from hearth.daemon.install import files, manager, reach
+from hearth.daemon.install.place import UNITS, Place
+from hearth.runtime.errors import HearthError
 
 _HEAD = """\
 # Settings of the service, each with what it is where nothing is said. docs/configuration.md tells

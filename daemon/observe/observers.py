@@ -3,21 +3,28 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from actors.logs import Log
-from daemon.configuration.settings import Settings
-from daemon.control.messages import CancelRequest, ControlRequest, Metrics, MetricsText, Top, Trace
-from daemon.control.server import Handler
-from daemon.door.finished import Listener
-from daemon.door.front_door import FrontDoor
-from daemon.observe.metrics.collector import Look
-from daemon.observe.metrics.endpoint import OPENMETRICS, Endpoint, Form, open_endpoints
-from daemon.observe.metrics.registry import DaemonMetrics
-from daemon.observe.tracing.otlp import open_spans
-from daemon.observe.tracing.overview import History, Overview
-from daemon.supervision.supervisor import Supervisor
-from runtime.config import LLMEngineRunnerConfig
-from runtime.memory.system import available_memory
-from runtime.packages import VERSION
+from hearth.actors.logs import Log
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.control.messages import (
+    CancelRequest,
+    ControlRequest,
+    Metrics,
+    MetricsText,
+    Top,
+    Trace,
+)
+from hearth.daemon.control.server import Handler
+from hearth.daemon.door.finished import Listener
+from hearth.daemon.door.front_door import FrontDoor
+from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.endpoint import OPENMETRICS, Endpoint, Form, open_endpoints
+from hearth.daemon.observe.metrics.registry import DaemonMetrics
+from hearth.daemon.observe.tracing.otlp import open_spans
+from hearth.daemon.observe.tracing.overview import History, Overview
+from hearth.daemon.supervision.supervisor import Supervisor
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.memory.system import available_memory
+from hearth.runtime.packages import VERSION
 
 
 class Observers:

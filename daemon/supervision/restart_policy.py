@@ -5,8 +5,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from runtime.errors import Code, HearthError
-from runtime.setting import setting
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.setting import setting
 
 _OF_FILES: frozenset[Code] = frozenset(
     {"engine_corrupt", "engine_incompatible", "engine_missing", "weights_invalid"}

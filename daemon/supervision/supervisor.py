@@ -15,16 +15,15 @@ import anyio
 import anyio.abc
 import msgspec
 import structlog
-from hearth_client.running_clock import RunningClock
 
-import actors
-from actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
-from actors.executor_messages import ExecutorControl, Retire
-from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
-from actors.messages import SetLogLevel, Shutdown
-from actors.roles import HostConfig
-from actors.settings import LogSettings
-from actors.supervisor_messages import (
+import hearth
+from hearth.actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
+from hearth.actors.executor_messages import ExecutorControl, Retire
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
+from hearth.actors.messages import SetLogLevel, Shutdown
+from hearth.actors.roles import HostConfig
+from hearth.actors.settings import LogSettings
+from hearth.actors.supervisor_messages import (
     ActorFailed,
     ActorHello,
     ActorLoading,
@@ -34,8 +33,8 @@ from actors.supervisor_messages import (
     ExecutorMetrics,
     SupervisorMessage,
 )
-from daemon.supervision.file_watch import FileWatch, Mark, Marks, WatchedFile
-from daemon.supervision.restart_policy import (
+from hearth.daemon.supervision.file_watch import FileWatch, Mark, Marks, WatchedFile
+from hearth.daemon.supervision.restart_policy import (
     Action,
     AnnounceHeld,
     AnnounceLost,
@@ -49,13 +48,14 @@ from daemon.supervision.restart_policy import (
     SupervisionSettings,
     stuck,
 )
-from daemon.watchdog import Pulse
-from runtime.errors import HearthError, known_code
-from runtime.loading import Stage
+from hearth.daemon.watchdog import Pulse
+from hearth.runtime.errors import HearthError, known_code
+from hearth.runtime.loading import Stage
+from hearth_client.running_clock import RunningClock
 
 # Modules are looked for where a process starts: there must be the same code as here, and not
 # whatever lies in the folder where the daemon was started.
-_SOURCE = Path(actors.__file__).resolve().parents[1]
+_SOURCE = Path(hearth.__file__).resolve().parents[1]
 
 
 ENDED_WELL = "it ended with status 0"
@@ -63,7 +63,7 @@ ENDED_WELL = "it ended with status 0"
 
 
 class ActorProcess:
-    """A process of `actors.host`."""
+    """A process of `hearth.actors.host`."""
 
     def __init__(self, process: anyio.abc.Process) -> None:
         self._process = process
@@ -83,7 +83,7 @@ class ActorProcess:
         """Start the actor; its output goes where the daemon's goes. Raises OSError."""
         argument = msgspec.json.encode(config).decode()
         process = await anyio.open_process(
-            [sys.executable, "-m", "actors.host", argument],
+            [sys.executable, "-m", "hearth.actors.host", argument],
             stdin=subprocess.DEVNULL,
             stdout=None,
             stderr=None,

@@ -14,13 +14,13 @@ from threading import Thread
 from hearth_client import Client, HearthClientError
 from rich.console import CONSOLE_SVG_FORMAT, Console, RenderableType
 
-from bench.toy_daemon import given_or_toy, simulated_flags
-from daemon.cli.trace import waterfall
-from daemon.control.client import ask
-from daemon.control.messages import Top, TopReport, Trace, TraceReport
-from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.cli.top.board import Board
-from daemon.cli.top.view import rates, view
+from hearth.bench.toy_daemon import given_or_toy, simulated_flags
+from hearth.daemon.cli.trace import waterfall
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Top, TopReport, Trace, TraceReport
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.daemon.cli.top.board import Board
+from hearth.daemon.cli.top.view import rates, view
 
 HERE = Path(__file__).parent
 NAMES = ("kiosk", "robot in the kitchen", "hearth-chat", "home hub", "door camera")

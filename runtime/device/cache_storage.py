@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import RowMove
-from runtime.errors import HearthError
-from runtime.reference.ops import PageCopy
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import RowMove
+from hearth.runtime.errors import HearthError
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.tensor import Tensor
 
 
 class CacheStorage(Protocol):

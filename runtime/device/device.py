@@ -1,6 +1,6 @@
 """What the runtime asks of a device: memory, one stream, and the ops around an engine.
 
-The NumPy forms in `runtime.reference.ops` and `runtime.sampling` specify every op.
+The NumPy forms in `hearth.runtime.reference.ops` and `hearth.runtime.sampling` specify every op.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement
-from runtime.config import DeviceKind
-from runtime.device.cache_storage import CacheStorage
-from runtime.errors import HearthError
-from runtime.image_processing.positions import RowPositions
-from runtime.sampling.batch import Sample
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import Arrangement
+from hearth.runtime.config import DeviceKind
+from hearth.runtime.device.cache_storage import CacheStorage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.positions import RowPositions
+from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.tensors.tensor import Tensor
 
 
 class Stream(Protocol):
@@ -171,7 +171,7 @@ class StepBuffers(NamedTuple):
 
 
 class TreeBuffers(NamedTuple):
-    """Token trees, one a row; N is the largest tree: `runtime.reference.token_trees` has rules."""
+    """Token trees, one a row; N is the largest tree: `reference.token_trees` has rules."""
 
     ids: Tensor
     """[max batch, N] int32: the token of each node; node 0 is the row's newest token."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import BatchSampler, SamplerBuffers
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import BatchSampler, SamplerBuffers
+from hearth.runtime.tensors.tensor import Tensor
 
 _PARTS = {
     "embedding": "embedding",

@@ -1,7 +1,7 @@
-from runtime.config import DeviceKind
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import Device
-from runtime.device.measuring import MeasuringDevice
+from hearth.runtime.config import DeviceKind
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import Device
+from hearth.runtime.device.measuring import MeasuringDevice
 
 
 def open_device(kind: DeviceKind) -> Device:
@@ -9,7 +9,7 @@ def open_device(kind: DeviceKind) -> Device:
     if kind == "cpu":
         return CpuDevice()
     # The CUDA libraries are an extra: an installation for the CPU has none.
-    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - see above
+    from hearth.runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - see above
 
     return open_cuda_device()
 
@@ -18,6 +18,6 @@ def measuring_device(kind: DeviceKind) -> MeasuringDevice:
     """A device that takes no memory, and counts what one of this kind would take."""
     if kind == "cpu":
         return MeasuringDevice()
-    from runtime.device.cuda.measuring_gpu import MeasuringGpu  # noqa: PLC0415 - as above
+    from hearth.runtime.device.cuda.measuring_gpu import MeasuringGpu  # noqa: PLC0415 - as above
 
     return MeasuringGpu()

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Stream
-from runtime.loading import Told, nobody
-from runtime.tensors.registry import Direction
-from runtime.tensors.tensor import Tensor
-from runtime.vision_config import VisionConfig
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Stream
+from hearth.runtime.loading import Told, nobody
+from hearth.runtime.tensors.registry import Direction
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.vision_config import VisionConfig
 
 EngineConfig = LLMEngineRunnerConfig | VisionConfig
 """The configuration of a decoder, a draft or a vision tower."""

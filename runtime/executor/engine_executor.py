@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, Stream
-from runtime.errors import HearthError
-from runtime.executor.engine import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import (
     Binding,
     BindingSnapshot,
     CapturedRun,
@@ -20,12 +20,12 @@ from runtime.executor.engine import (
     Initializers,
     IOTensor,
 )
-from runtime.executor.graph_cache import GraphCache, GraphCounters
-from runtime.executor.simulated_engine import SimulatedEngine
-from runtime.onnx_runtime import load_onnx_runtime
-from runtime.tensors.dims import StepDims
-from runtime.tensors.profiles import Profile, Selector, build_profiles
-from runtime.tensors.registry import (
+from hearth.runtime.executor.graph_cache import GraphCache, GraphCounters
+from hearth.runtime.executor.simulated_engine import SimulatedEngine
+from hearth.runtime.onnx_runtime import load_onnx_runtime
+from hearth.runtime.tensors.dims import StepDims
+from hearth.runtime.tensors.profiles import Profile, Selector, build_profiles
+from hearth.runtime.tensors.registry import (
     TensorRegistry,
     TensorSpec,
     build_registry_for_llm,
@@ -33,10 +33,10 @@ from runtime.tensors.registry import (
     build_registry_for_tower,
     build_tower_profiles,
 )
-from runtime.tensors.tensor import Tensor, TensorMap
-from runtime.undo import undoing
-from runtime.vision_config import VisionConfig
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.undo import undoing
+from hearth.runtime.vision_config import VisionConfig
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 _UNREGISTERED = ("rope_cos", "rope_sin")
 """Tables that all rows share: their shape follows no step."""
@@ -410,24 +410,24 @@ def _open_engine(
     # Each engine needs a library that an installation for another one does not have.
     if device.kind == "cpu":
         load_onnx_runtime()
-        from runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415 - see above
+        from hearth.runtime.executor.onnx_engine import OnnxEngine  # noqa: PLC0415 - see above
 
         return OnnxEngine.open(folder, config, options, initializers)
-    from runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415 - see above
+    from hearth.runtime.device.cuda.cuda_device import CudaDevice  # noqa: PLC0415 - see above
 
     if not isinstance(device, CudaDevice):
         raise HearthError("internal", f"a device of kind {device.kind} runs no CUDA engine")
     if config.backend == "tensorrt":
-        from runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415 - see above
+        from hearth.runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415 - see above
 
         return TensorRTEngine.open(folder, config, device.context)
     if config.backend == "kernels":
-        from runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
+        from hearth.runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
 
         return KernelsEngine.open(
             folder, config, device, registry, ranks_alone=options.ranks_alone, told=options.told
         )
     load_onnx_runtime()
-    from runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
+    from hearth.runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above
 
     return OnnxCudaEngine.open(folder, config, options, device, initializers)

@@ -3,7 +3,7 @@ from contextlib import ExitStack
 
 import msgspec
 
-from runtime.executor.engine import BindingSnapshot, CapturedRun
+from hearth.runtime.executor.engine import BindingSnapshot, CapturedRun
 
 
 class GraphCounters(msgspec.Struct):

@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import Stream
-from runtime.engine_folder import MODEL_FILE
-from runtime.errors import HearthError
-from runtime.executor import onnx_engine
-from runtime.executor.engine import (
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.device import Stream
+from hearth.runtime.engine_folder import MODEL_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor import onnx_engine
+from hearth.runtime.executor.engine import (
     Binding,
     CapturedRun,
     EngineConfig,
@@ -24,9 +24,9 @@ from runtime.executor.engine import (
     IOTensor,
     SelfContained,
 )
-from runtime.executor.onnx_engine import describe
-from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
-from runtime.vision_config import VisionConfig
+from hearth.runtime.executor.onnx_engine import describe
+from hearth.runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
+from hearth.runtime.vision_config import VisionConfig
 
 ELEMENT_TYPES = {
     "float32": 1,

@@ -9,10 +9,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
-from runtime.device.device import Stream
-from runtime.engine_folder import MODEL_FILE
-from runtime.errors import HearthError
-from runtime.executor.engine import (
+from hearth.runtime.device.device import Stream
+from hearth.runtime.engine_folder import MODEL_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import (
     Binding,
     EngineConfig,
     EngineOptions,
@@ -20,9 +20,9 @@ from runtime.executor.engine import (
     IOTensor,
     SelfContained,
 )
-from runtime.memory.system import release_free_memory
-from runtime.onnx_runtime import check_version
-from runtime.packages import version_numbers
+from hearth.runtime.memory.system import release_free_memory
+from hearth.runtime.onnx_runtime import check_version
+from hearth.runtime.packages import version_numbers
 
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 

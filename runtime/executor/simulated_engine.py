@@ -6,13 +6,13 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig, RopeConfig
-from runtime.device.device import Stream
-from runtime.executor.engine import Binding, IOTensor, SelfContained
-from runtime.packages import VERSION
-from runtime.tensors.dims import PROFILE_CONTEXT
-from runtime.tensors.lora import lora_targets
-from runtime.tensors.registry import TensorRegistry
+from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
+from hearth.runtime.device.device import Stream
+from hearth.runtime.executor.engine import Binding, IOTensor, SelfContained
+from hearth.runtime.packages import VERSION
+from hearth.runtime.tensors.dims import PROFILE_CONTEXT
+from hearth.runtime.tensors.lora import lora_targets
+from hearth.runtime.tensors.registry import TensorRegistry
 
 HOT_LOGIT = 100.0
 """Logit of the next token beside zeros: rows that sample follow the stream as well."""
@@ -117,7 +117,7 @@ class SimulatedEngine(SelfContained):
         )
         self._config = config
         self._profile = PROFILE_CONTEXT
-        # See `runtime.lora.adapter`.
+        # See `hearth.runtime.lora.adapter`.
         self._adapter = f"lora_b_{config.lora_targets[0]}_0" if config.lora_targets else ""
         self._read = {*_READ, self._adapter}
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from runtime.errors import HearthError
-from runtime.export.json_file import read_json
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.json_file import read_json
 
 Array = NDArray[Any]
 SINGLE_FILE = "model.safetensors"

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from runtime.errors import HearthError
-from runtime.export.json_file import Fields
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.json_file import Fields
 
 # Nothing that is exported depends on them.
 _HARMLESS = frozenset(

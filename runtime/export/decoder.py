@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from runtime.export.graph import GraphBuilder, Location
-from runtime.export.spelling import BATCH, SELECTED, STEP, KeyValue, Spelling, StepInputs
-from runtime.export.weights import Projection, Weights
-from runtime.tensors.lora import LoraInput
+from hearth.runtime.export.graph import GraphBuilder, Location
+from hearth.runtime.export.spelling import BATCH, SELECTED, STEP, KeyValue, Spelling, StepInputs
+from hearth.runtime.export.weights import Projection, Weights
+from hearth.runtime.tensors.lora import LoraInput
 
 # Adapters in a graph (Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models").
 

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import MOST_TREE_NODES
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.config_fields import refuse_unserved
-from runtime.export.json_file import CONFIG_FILE, Fields, read_config
-from runtime.export.model_config import ModelConfig, read_sizes
-from runtime.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
+from hearth.runtime.config import MOST_TREE_NODES
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.config_fields import refuse_unserved
+from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_config
+from hearth.runtime.export.model_config import ModelConfig, read_sizes
+from hearth.runtime.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
 
 DEFAULT_TREE = 60
 """Nodes of a verified tree, and slots of a proposal tree: those of the default drafting."""

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import msgspec
 import onnx_ir as ir
 
-from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
-from runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_config
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.decoder import Decoder
-from runtime.export.draft_config import (
+from hearth.runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.decoder import Decoder
+from hearth.runtime.export.draft_config import (
     EMBEDDED_NORM,
     FUSED_NORM,
     FUSION,
@@ -28,16 +28,16 @@ from runtime.export.draft_config import (
     resolve_taps,
     resolve_tree,
 )
-from runtime.export.engine_files import EngineParts, record, write_engine, write_rope
-from runtime.export.external_weights import seal_own
-from runtime.export.graph import GraphBuilder
-from runtime.export.kernels_export import check_limits
-from runtime.export.model_config import ModelConfig
-from runtime.export.options import ExportOptions, resolve_block_size, resolve_capacity
-from runtime.export.progress import Progress
-from runtime.export.spelling import BATCH, SELECTED, STEP, Spelling
-from runtime.export.weights import Weights
-from runtime.export.writer import TensorPieces, write_safetensors
+from hearth.runtime.export.engine_files import EngineParts, record, write_engine, write_rope
+from hearth.runtime.export.external_weights import seal_own
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.kernels_export import check_limits
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.options import ExportOptions, resolve_block_size, resolve_capacity
+from hearth.runtime.export.progress import Progress
+from hearth.runtime.export.spelling import BATCH, SELECTED, STEP, Spelling
+from hearth.runtime.export.weights import Weights
+from hearth.runtime.export.writer import TensorPieces, write_safetensors
 
 # The graph of an EAGLE-3 draft (Li et al. 2025, "EAGLE-3: Scaling up Inference ...").
 

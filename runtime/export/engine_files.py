@@ -6,44 +6,44 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from runtime.config import (
+from hearth.runtime.config import (
     DRAFT_ARCHITECTURE,
     WEIGHTS_FILE,
     Drift,
     FileRecord,
     LLMEngineRunnerConfig,
 )
-from runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.external_weights import head_reads_table, table_type
-from runtime.export.graph import Location
-from runtime.export.kernels_export import check_limits, refuse_biases, write_kernels
-from runtime.export.known_answer import (
+from hearth.runtime.engine_folder import ANSWER_FILE, EMBEDDING_FILE, ROPE_FILE, record_files
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.external_weights import head_reads_table, table_type
+from hearth.runtime.export.graph import Location
+from hearth.runtime.export.kernels_export import check_limits, refuse_biases, write_kernels
+from hearth.runtime.export.known_answer import (
     Rehearsal,
     known_answer,
     measure_drift,
     rehearse,
     unquantised,
 )
-from runtime.export.layout import EMBEDDING, expected_tensors
-from runtime.export.model_config import ModelConfig
-from runtime.export.onnx_files import Build, write_onnx
-from runtime.export.options import (
+from hearth.runtime.export.layout import EMBEDDING, expected_tensors
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.onnx_files import Build, write_onnx
+from hearth.runtime.export.options import (
     ExportOptions,
     resolve_block_size,
     resolve_capacity,
     resolve_chunk,
     resolve_dialect,
 )
-from runtime.export.progress import Meter, Progress
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.export.tensorrt.options import PlanOptions, resolve_decode_batches
-from runtime.export.tensorrt.plan import build_or_fall_back
-from runtime.export.weights import Weights, row_pieces
-from runtime.export.writer import TensorPieces, write_safetensors
-from runtime.memory.sizes import projection_bytes, projection_elements
-from runtime.packages import VERSION
-from runtime.rope import rope_tables
+from hearth.runtime.export.progress import Meter, Progress
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.tensorrt.options import PlanOptions, resolve_decode_batches
+from hearth.runtime.export.tensorrt.plan import build_or_fall_back
+from hearth.runtime.export.weights import Weights, row_pieces
+from hearth.runtime.export.writer import TensorPieces, write_safetensors
+from hearth.runtime.memory.sizes import projection_bytes, projection_elements
+from hearth.runtime.packages import VERSION
+from hearth.runtime.rope import rope_tables
 
 _SMALL = 500_000_000
 """Parameters below which four bits are too few for the head (docs/lab/weights-and-answers.md)."""

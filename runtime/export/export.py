@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import write_config
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.draft_export import DraftExport
-from runtime.export.engine_files import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.draft_export import DraftExport
+from hearth.runtime.export.engine_files import (
     EngineParts,
     engine_config,
     record,
@@ -17,19 +17,19 @@ from runtime.export.engine_files import (
     write_engine,
     write_rope,
 )
-from runtime.export.external_weights import resolve_table_type, seal_own, table_bytes
-from runtime.export.image_families import text_name
-from runtime.export.json_file import read_config
-from runtime.export.layout import check_tensors, settle_head
-from runtime.export.model_config import load_model_config
-from runtime.export.onnx_files import base_graph
-from runtime.export.options import ExportOptions, TargetType, check_options
-from runtime.export.progress import Progress
-from runtime.export.tensorrt.plan import settle_options
-from runtime.export.text_files import copy_text_files, read_template_tokens
-from runtime.export.vision.write import write_vision
-from runtime.files import fresh_folder
-from runtime.tensors.lora import lora_targets
+from hearth.runtime.export.external_weights import resolve_table_type, seal_own, table_bytes
+from hearth.runtime.export.image_families import text_name
+from hearth.runtime.export.json_file import read_config
+from hearth.runtime.export.layout import check_tensors, settle_head
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.onnx_files import base_graph
+from hearth.runtime.export.options import ExportOptions, TargetType, check_options
+from hearth.runtime.export.progress import Progress
+from hearth.runtime.export.tensorrt.plan import settle_options
+from hearth.runtime.export.text_files import copy_text_files, read_template_tokens
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.files import fresh_folder
+from hearth.runtime.tensors.lora import lora_targets
 
 
 def export_model(

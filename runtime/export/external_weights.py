@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from runtime.config import WEIGHTS_FILE, DType, LLMEngineRunnerConfig
-from runtime.engine_folder import ANSWER_FILE
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.graph import GraphBuilder, Location, Stored, Weights
-from runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
-from runtime.export.model_config import ModelConfig
-from runtime.export.weights import row_pieces
-from runtime.export.writer import DataFile
-from runtime.memory.sizes import ITEM_BYTES, weights_head_bytes
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.weights_file import (
+from hearth.runtime.config import WEIGHTS_FILE, DType, LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import ANSWER_FILE
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.graph import GraphBuilder, Location, Stored, Weights
+from hearth.runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.weights import row_pieces
+from hearth.runtime.export.writer import DataFile
+from hearth.runtime.memory.sizes import ITEM_BYTES, weights_head_bytes
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.weights_file import (
     EMBEDDING,
     ModelFacts,
     StoredType,

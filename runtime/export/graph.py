@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from runtime.export.writer import DataFile
+from hearth.runtime.export.writer import DataFile
 
 Dimension = int | str
 AttributeValue = int | float | str | Sequence[int]

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from runtime.errors import HearthError
-from runtime.export.config_fields import refuse_unserved
-from runtime.export.json_file import Fields
-from runtime.vision_config import Family
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.config_fields import refuse_unserved
+from hearth.runtime.export.json_file import Fields
+from hearth.runtime.vision_config import Family
 
 MRopeLayout = Literal["sections", "interleaved"]
 TextArchitecture = Literal["llama", "qwen2", "qwen3", "mistral"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 CONFIG_FILE = "config.json"
 JSON_LIMIT = 64 << 20

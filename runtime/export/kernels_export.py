@@ -8,20 +8,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import DRAFT_ARCHITECTURE, WEIGHTS_FILE, LLMEngineRunnerConfig, kernel_limits
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.draft_config import EMBEDDED_NORM, FUSED_NORM, FUSION, LAYER
-from runtime.export.external_weights import facts_of
-from runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
-from runtime.export.layout import HEAD as HEAD_SOURCE
-from runtime.export.model_config import ModelConfig
-from runtime.export.weights import cast, quantised_rows, row_pieces
-from runtime.export.writer import DataFile
-from runtime.memory.sizes import weights_head_bytes
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.quantised import Kind, pack
-from runtime.weights.weights_file import (
+from hearth.runtime.config import (
+    DRAFT_ARCHITECTURE,
+    WEIGHTS_FILE,
+    LLMEngineRunnerConfig,
+    kernel_limits,
+)
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.draft_config import EMBEDDED_NORM, FUSED_NORM, FUSION, LAYER
+from hearth.runtime.export.external_weights import facts_of
+from hearth.runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
+from hearth.runtime.export.layout import HEAD as HEAD_SOURCE
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.weights import cast, quantised_rows, row_pieces
+from hearth.runtime.export.writer import DataFile
+from hearth.runtime.memory.sizes import weights_head_bytes
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.quantised import Kind, pack
+from hearth.runtime.weights.weights_file import (
     EMBEDDING,
     StoredType,
     WeightEntry,

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import Drift, LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.export.model_config import ModelConfig
-from runtime.export.reference_pass import reference_logits
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.known_answer import FORCING_BIAS, KnownAnswer
+from hearth.runtime.config import Drift, LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.reference_pass import reference_logits
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.known_answer import FORCING_BIAS, KnownAnswer
 
 LENGTH = 32
 LEAST_TOLERANCE = 1e-3

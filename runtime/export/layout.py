@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.image_families import is_vision_tensor
-from runtime.export.model_config import ModelConfig
-from runtime.export.weights import row_slices
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.image_families import is_vision_tensor
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.weights import row_slices
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

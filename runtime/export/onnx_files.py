@@ -6,14 +6,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
-from runtime.engine_folder import DATA_FILE, MODEL_FILE
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.decoder import Decoder
-from runtime.export.external_weights import write_data, write_table
-from runtime.export.graph import GraphBuilder, Location
-from runtime.export.model_config import ModelConfig
-from runtime.export.spelling import (
+from hearth.runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.decoder import Decoder
+from hearth.runtime.export.external_weights import write_data, write_table
+from hearth.runtime.export.graph import GraphBuilder, Location
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.spelling import (
     CLASSIC_OPSET,
     NATIVE_OPSET,
     QUANTIZED_OPSET,
@@ -21,12 +21,12 @@ from runtime.export.spelling import (
     NativeSpelling,
     Spelling,
 )
-from runtime.export.tensorrt.spelling import PrimitiveSpelling
-from runtime.export.weights import Weights
-from runtime.export.writer import DataFile
-from runtime.tensors.lora import lora_inputs
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.weights_file import WeightLayout, write_layout
+from hearth.runtime.export.tensorrt.spelling import PrimitiveSpelling
+from hearth.runtime.export.weights import Weights
+from hearth.runtime.export.writer import DataFile
+from hearth.runtime.tensors.lora import lora_inputs
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.weights_file import WeightLayout, write_layout
 
 Build = Callable[[GraphBuilder, Spelling, Weights], None]
 """Appends a model to a graph."""

@@ -5,11 +5,11 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
-from runtime.config import LORA_TARGETS, Quantization
-from runtime.errors import HearthError
-from runtime.export.draft_config import DraftOptions, check_draft_options
-from runtime.export.tensorrt.options import PlanOptions, check_plan_options
-from runtime.onnx_runtime import installed_version, reads_native
+from hearth.runtime.config import LORA_TARGETS, Quantization
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.draft_config import DraftOptions, check_draft_options
+from hearth.runtime.export.tensorrt.options import PlanOptions, check_plan_options
+from hearth.runtime.onnx_runtime import installed_version, reads_native
 
 Dialect = Literal["native", "classic"]
 TargetType = Literal["float32", "float16", "bfloat16"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from runtime.export.checkpoint import Array
+from hearth.runtime.export.checkpoint import Array
 
 Progress = Callable[[str, int, int], None]
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.export.layout import EMBEDDING, HEAD
-from runtime.export.model_config import ModelConfig
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.rope import rope_tables
+from hearth.runtime.export.layout import EMBEDDING, HEAD
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.rope import rope_tables
 
 Array = NDArray[np.float32]
 
@@ -103,7 +103,7 @@ def rotate(heads: Array, cos: Array, sin: Array) -> Array:
 
     `cos` and `sin` [T, R / 2], or [..., 1, T, R / 2] where each sequence has its own, turn the
     first R elements, element i with element i + R / 2; the others stay. Su et al., RoFormer, 2021;
-    the scalings of its angles are in `runtime.rope`.
+    the scalings of its angles are in `hearth.runtime.rope`.
     """
     half = cos.shape[-1]
     one, other, rest = np.split(heads, [half, 2 * half], axis=-1)

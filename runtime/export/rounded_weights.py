@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from runtime.config import LLMEngineRunnerConfig, Quantization
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.layout import EMBEDDING, HEAD
-from runtime.export.weights import TILE_BYTES, cast, in_threads, quantised, reads_as_stored
-from runtime.tensors.tensor import numpy_dtype
-from runtime.vision_config import VisionConfig
-from runtime.weights.quantised import round_weights, widen
+from hearth.runtime.config import LLMEngineRunnerConfig, Quantization
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.layout import EMBEDDING, HEAD
+from hearth.runtime.export.weights import TILE_BYTES, cast, in_threads, quantised, reads_as_stored
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.vision_config import VisionConfig
+from hearth.runtime.weights.quantised import round_weights, widen
 
 Array = NDArray[np.float32]
 _WIDE = np.dtype(np.float32)

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from runtime.export.graph import GraphBuilder
-from runtime.export.model_config import ModelConfig
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.model_config import ModelConfig
 
 _AXES_AS_INPUT = 18
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
-from runtime.errors import HearthError
-from runtime.export.json_file import read_json
-from runtime.export.model_config import ModelConfig
+from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.json_file import read_json
+from hearth.runtime.export.model_config import ModelConfig
 
 # Both hold a template under the same name; a processor's comes first, as it has the images.
 _SETTINGS_FILES = ("chat_template.json", "tokenizer_config.json")

@@ -11,13 +11,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.graph import GraphBuilder
-from runtime.tensors.tensor import numpy_dtype
-from runtime.vision_config import VisionConfig
-from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, round_weights
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.vision_config import VisionConfig
+from hearth.runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, round_weights
 
 Array = NDArray[Any]
 Made = TypeVar("Made")

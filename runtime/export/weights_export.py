@@ -6,25 +6,25 @@ from typing import Any
 
 import msgspec
 
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.engine_folder import LAYOUT_FILE, TOKENIZER_FILE
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.export import model_name
-from runtime.export.external_weights import facts_of, table_bytes
-from runtime.export.image_families import text_name
-from runtime.export.json_file import read_json
-from runtime.export.kernels_export import kernel_parts, write_kernel_weights
-from runtime.export.known_answer import Rehearsal, known_answer, rehearse
-from runtime.export.layout import check_tensors, settle_head
-from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.onnx_files import base_graph, write_weights
-from runtime.export.progress import Meter, Progress
-from runtime.export.text_files import check_tokenizer
-from runtime.export.weights import Weights
-from runtime.files import fresh_file
-from runtime.memory.sizes import projection_bytes, projection_elements
-from runtime.weights.weights_file import WeightsFile, load_layout, open_weights, write_head
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.engine_folder import LAYOUT_FILE, TOKENIZER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.export import model_name
+from hearth.runtime.export.external_weights import facts_of, table_bytes
+from hearth.runtime.export.image_families import text_name
+from hearth.runtime.export.json_file import read_json
+from hearth.runtime.export.kernels_export import kernel_parts, write_kernel_weights
+from hearth.runtime.export.known_answer import Rehearsal, known_answer, rehearse
+from hearth.runtime.export.layout import check_tensors, settle_head
+from hearth.runtime.export.model_config import ModelConfig, load_model_config
+from hearth.runtime.export.onnx_files import base_graph, write_weights
+from hearth.runtime.export.progress import Meter, Progress
+from hearth.runtime.export.text_files import check_tokenizer
+from hearth.runtime.export.weights import Weights
+from hearth.runtime.files import fresh_file
+from hearth.runtime.memory.sizes import projection_bytes, projection_elements
+from hearth.runtime.weights.weights_file import WeightsFile, load_layout, open_weights, write_head
 
 
 def export_weights(

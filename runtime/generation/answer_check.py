@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime.batch import Arrangement, DecodingInferenceContext
-from runtime.device.device import BatchSampler, PendingSamples
-from runtime.errors import HearthError
-from runtime.generation.in_flight import InFlightStep
-from runtime.generation.prefill_budget import Chunk
-from runtime.generation.vanilla import VanillaStrategy
-from runtime.known_answer import FORCING_BIAS, KnownAnswer
-from runtime.request import RequestOptions, RowRequest
-from runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.batch import Arrangement, DecodingInferenceContext
+from hearth.runtime.device.device import BatchSampler, PendingSamples
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.in_flight import InFlightStep
+from hearth.runtime.generation.prefill_budget import Chunk
+from hearth.runtime.generation.vanilla import VanillaStrategy
+from hearth.runtime.known_answer import FORCING_BIAS, KnownAnswer
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
 
 SECONDS = 2.0
 """What the check takes, unless a prefill of all ids and a few decode steps take longer."""

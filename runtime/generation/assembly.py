@@ -5,36 +5,36 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu.cpu_device import cpu_instructions
-from runtime.device.device import BatchSampler, Device, SamplerBuffers
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.speculative import SpeculativeStrategy
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.images import EmbeddingStore
-from runtime.kv_cache.disk_tier import DiskTier
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.page_loads import PageLoads, Worth
-from runtime.kv_cache.page_pool import PagePool
-from runtime.kv_cache.prefix_cache import PrefixCache, engine_digest, is_exact
-from runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
-from runtime.memory.sizes import projection_bytes
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.runner.pipeline_io import PipelineIO, draft_zero_bytes
-from runtime.runner.shared_resources import SharedResources
-from runtime.speculation.draft_runner import EagleDraftRunner
-from runtime.speculation.eagle import EagleProposer
-from runtime.speculation.growth import grows_chains
-from runtime.speculation.lookup_proposer import LookupProposer
-from runtime.speculation.policy import SpeculationPolicy
-from runtime.speculation.proposer import Proposer
-from runtime.undo import undoing
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import cpu_instructions
+from hearth.runtime.device.device import BatchSampler, Device, SamplerBuffers
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.speculative import SpeculativeStrategy
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.images import EmbeddingStore
+from hearth.runtime.kv_cache.disk_tier import DiskTier
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.page_loads import PageLoads, Worth
+from hearth.runtime.kv_cache.page_pool import PagePool
+from hearth.runtime.kv_cache.prefix_cache import PrefixCache, engine_digest, is_exact
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from hearth.runtime.memory.sizes import projection_bytes
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.runner.pipeline_io import PipelineIO, draft_zero_bytes
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.speculation.draft_runner import EagleDraftRunner
+from hearth.runtime.speculation.eagle import EagleProposer
+from hearth.runtime.speculation.growth import grows_chains
+from hearth.runtime.speculation.lookup_proposer import LookupProposer
+from hearth.runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.speculation.proposer import Proposer
+from hearth.runtime.undo import undoing
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 _WORTH_THREADS = 16 << 20
 """Bytes of weights from which a draft's step gains by more than one thread."""

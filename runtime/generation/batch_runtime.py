@@ -6,18 +6,18 @@ from typing import Protocol
 
 import msgspec
 
-from runtime.batch import DecodingRow, RowState, tokens_to_generate
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.executor.graph_cache import GraphCounters
-from runtime.generation.in_flight import StepKind
-from runtime.generation.step_times import StageMetrics
-from runtime.generation.tower_turns import TowerResult, TowerWork
-from runtime.image_processing.positions import row_positions
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.request import RowRequest, RowRound, RowToken
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.runtime.batch import DecodingRow, RowState, tokens_to_generate
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.generation.in_flight import StepKind
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.runtime.image_processing.positions import row_positions
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.request import RowRequest, RowRound, RowToken
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> None:

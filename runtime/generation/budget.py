@@ -7,13 +7,13 @@ GPU without memory of its own (Jetson, DGX Spark) has None there, and shares the
 import msgspec
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.generation.deployment import DeploymentConfig, StoredEngines
-from runtime.generation.predicted import predict_memory
-from runtime.kv_cache.page_pool import page_bytes
-from runtime.memory.estimates import LOADING
-from runtime.options import RuntimeOptions
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.deployment import DeploymentConfig, StoredEngines
+from hearth.runtime.generation.predicted import predict_memory
+from hearth.runtime.kv_cache.page_pool import page_bytes
+from hearth.runtime.memory.estimates import LOADING
+from hearth.runtime.options import RuntimeOptions
 
 LEAST_CAPACITY = 1024
 """Slots of a row that are not given up for memory."""

@@ -1,8 +1,8 @@
 from collections.abc import Sequence
 
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import BatchRuntime
-from runtime.request import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import BatchRuntime
+from hearth.runtime.request import (
     FinishReason,
     GeneratedRow,
     GenerationRequest,
@@ -10,7 +10,7 @@ from runtime.request import (
     RowToken,
     TopLogprob,
 )
-from runtime.text import TextStream, Tokenizer
+from hearth.runtime.text import TextStream, Tokenizer
 
 
 def complete(

@@ -4,24 +4,24 @@ from typing import Literal, NamedTuple
 
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.device.device import MOST_GPU_ROWS
-from runtime.engine_folder import DRAFT_FOLDER, verify_folder
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import as_simulated
-from runtime.kv_cache.page_pool import prefix_rooms
-from runtime.kv_cache.pages import Rooms
-from runtime.loading import Told, nobody
-from runtime.lora.stored import adapter_folders, tensor_bytes
-from runtime.options import (
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.device.device import MOST_GPU_ROWS
+from hearth.runtime.engine_folder import DRAFT_FOLDER, verify_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import as_simulated
+from hearth.runtime.kv_cache.page_pool import prefix_rooms
+from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.loading import Told, nobody
+from hearth.runtime.lora.stored import adapter_folders, tensor_bytes
+from hearth.runtime.options import (
     EagleDraftingConfig,
     RuntimeOptions,
     SpeculationOptions,
     check_speculation,
 )
-from runtime.runner.engine_tables import EngineTables, read_shapes
-from runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.runner.engine_tables import EngineTables, read_shapes
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 
 def effective_config(

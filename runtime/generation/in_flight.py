@@ -2,8 +2,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from runtime.batch import DecodingRow
-from runtime.request import RowRound
+from hearth.runtime.batch import DecodingRow
+from hearth.runtime.request import RowRound
 
 StepKind = Literal["prefill", "decode", "verify", "tower"]
 """Prompt chunks, decode steps, verifications of token trees, and calls of the vision encoder."""

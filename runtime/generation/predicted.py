@@ -8,12 +8,12 @@ records of pages, and adapters on the CPU.
 from collections import Counter
 from typing import NamedTuple
 
-from runtime.device.measuring import MeasuringDevice
-from runtime.device.open import measuring_device
-from runtime.generation.assembly import draft_zeros, open_sampler
-from runtime.generation.deployment import DeploymentConfig
-from runtime.kv_cache.page_pool import PagePool, record_bytes
-from runtime.memory.estimates import (
+from hearth.runtime.device.measuring import MeasuringDevice
+from hearth.runtime.device.open import measuring_device
+from hearth.runtime.generation.assembly import draft_zeros, open_sampler
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.kv_cache.page_pool import PagePool, record_bytes
+from hearth.runtime.memory.estimates import (
     LOADING,
     TOWER_HOST_PARTS,
     adapter_bytes,
@@ -22,12 +22,12 @@ from runtime.memory.estimates import (
     estimate_host,
     estimate_tower,
 )
-from runtime.runner.engine_tables import assume_shapes
-from runtime.runner.pipeline_io import DraftIO, PipelineIO
-from runtime.runner.shared_resources import SharedResources, zero_bytes
-from runtime.tensors.registry import tower_dims
-from runtime.vision.vision_runner import allocate_tower_buffers
-from runtime.vision_config import VisionConfig
+from hearth.runtime.runner.engine_tables import assume_shapes
+from hearth.runtime.runner.pipeline_io import DraftIO, PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources, zero_bytes
+from hearth.runtime.tensors.registry import tower_dims
+from hearth.runtime.vision.vision_runner import allocate_tower_buffers
+from hearth.runtime.vision_config import VisionConfig
 
 _PARTS = (
     *("context", "process", "library", "weights", "embedding", "kv_cache", "rope"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.ewma import Ewma
+from hearth.runtime.ewma import Ewma
 
 LEAST_TOKENS = 16
 """What a chunk may take however slow the engine is."""

@@ -5,50 +5,50 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 
-from runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner, RowState, all_left
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import BatchSampler, Device
-from runtime.device.open import open_device
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.graph_cache import GraphCounters
-from runtime.generation.answer_check import AnswerCheck, AnswerReport
-from runtime.generation.assembly import assemble
-from runtime.generation.batch_runtime import StepResult, check_row, failed_chunk
-from runtime.generation.budget import fit_deployment
-from runtime.generation.completion import complete
-from runtime.generation.deployment import DeploymentConfig, load_engines
-from runtime.generation.in_flight import AnyStep, InFlightStep, StepKind
-from runtime.generation.predicted import predict_memory
-from runtime.generation.prefill_budget import PrefillBudget, Prompt
-from runtime.generation.speculative import SpeculativeStrategy
-from runtime.generation.step_times import StageMetrics, StepTimes
-from runtime.generation.tower_turns import TowerBudget, TowerTurns, TowerWork
-from runtime.generation.vanilla import VanillaStrategy
-from runtime.images import EmbeddingStore
-from runtime.known_answer import KnownAnswer
-from runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
-from runtime.loading import Told, nobody
-from runtime.lora.adapter import Adapter
-from runtime.lora.stored import load_all
-from runtime.memory.system import available_memory
-from runtime.options import RuntimeOptions
-from runtime.request import (
+from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner, RowState, all_left
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import BatchSampler, Device
+from hearth.runtime.device.open import open_device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.generation.answer_check import AnswerCheck, AnswerReport
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.batch_runtime import StepResult, check_row, failed_chunk
+from hearth.runtime.generation.budget import fit_deployment
+from hearth.runtime.generation.completion import complete
+from hearth.runtime.generation.deployment import DeploymentConfig, load_engines
+from hearth.runtime.generation.in_flight import AnyStep, InFlightStep, StepKind
+from hearth.runtime.generation.predicted import predict_memory
+from hearth.runtime.generation.prefill_budget import PrefillBudget, Prompt
+from hearth.runtime.generation.speculative import SpeculativeStrategy
+from hearth.runtime.generation.step_times import StageMetrics, StepTimes
+from hearth.runtime.generation.tower_turns import TowerBudget, TowerTurns, TowerWork
+from hearth.runtime.generation.vanilla import VanillaStrategy
+from hearth.runtime.images import EmbeddingStore
+from hearth.runtime.known_answer import KnownAnswer
+from hearth.runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
+from hearth.runtime.loading import Told, nobody
+from hearth.runtime.lora.adapter import Adapter
+from hearth.runtime.lora.stored import load_all
+from hearth.runtime.memory.system import available_memory
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import (
     GenerationRequest,
     GenerationResponse,
     RowRequest,
     RowToken,
     check_options,
 )
-from runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
-from runtime.tensors.profiles import captured_widths, decode_batches
-from runtime.text import Tokenizer
-from runtime.undo import undoing
-from runtime.vision.vision_runner import VisionRunner
-from runtime.weights.external_weight_manager import Loaded
+from hearth.runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
+from hearth.runtime.tensors.profiles import captured_widths, decode_batches
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.undo import undoing
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.weights.external_weight_manager import Loaded
 
 
 class LLMInferenceRuntime:

@@ -3,13 +3,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from runtime.batch import DecodingInferenceContext, DecodingRow, RowState
-from runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
-from runtime.generation.in_flight import AnyStep, InFlightStep
-from runtime.request import RowRound, RowToken
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.speculation.policy import EagleGenerationMetrics, SpeculationPolicy
-from runtime.speculation.proposer import Proposer
+from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowState
+from hearth.runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
+from hearth.runtime.generation.in_flight import AnyStep, InFlightStep
+from hearth.runtime.request import RowRound, RowToken
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.speculation.policy import EagleGenerationMetrics, SpeculationPolicy
+from hearth.runtime.speculation.proposer import Proposer
 
 _NOTHING = AcceptedPath([], [])
 """What a row has of a step whose numbers are not finite."""

@@ -5,8 +5,8 @@ from collections import deque
 
 import msgspec
 
-from runtime.ewma import Ewma
-from runtime.generation.in_flight import AnyStep
+from hearth.runtime.ewma import Ewma
+from hearth.runtime.generation.in_flight import AnyStep
 
 
 class StageMetrics(msgspec.Struct):

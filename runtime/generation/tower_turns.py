@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import Device, Mark
-from runtime.errors import HearthError
-from runtime.ewma import Ewma
-from runtime.generation.in_flight import InFlightStep
-from runtime.generation.step_times import StepTimes
-from runtime.images import ImageLayout
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.vision.tower_inputs import Call, Piece, pieces_of, shared_patches, take_call
-from runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.device.device import Device, Mark
+from hearth.runtime.errors import HearthError
+from hearth.runtime.ewma import Ewma
+from hearth.runtime.generation.in_flight import InFlightStep
+from hearth.runtime.generation.step_times import StepTimes
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.vision.tower_inputs import Call, Piece, pieces_of, shared_patches, take_call
+from hearth.runtime.vision.vision_runner import VisionRunner
 
 _NEWEST = 0.1
 """What the newest call counts of what calls take."""

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import DecodingInferenceContext, DecodingRow
-from runtime.device.device import BatchSampler, PendingSamples
-from runtime.generation.in_flight import InFlightStep
-from runtime.generation.prefill_budget import Chunk
-from runtime.request import RowToken
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.runner.image_merge import ImagePiece, image_pieces
-from runtime.tensors.profiles import prefill_width
+from hearth.runtime.batch import DecodingInferenceContext, DecodingRow
+from hearth.runtime.device.device import BatchSampler, PendingSamples
+from hearth.runtime.generation.in_flight import InFlightStep
+from hearth.runtime.generation.prefill_budget import Chunk
+from hearth.runtime.request import RowToken
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.runner.image_merge import ImagePiece, image_pieces
+from hearth.runtime.tensors.profiles import prefill_width
 
 
 class VanillaStrategy:

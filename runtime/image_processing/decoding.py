@@ -5,10 +5,10 @@ from io import BytesIO
 
 from PIL import GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from runtime.errors import HearthError
-from runtime.image_processing.headers import Header, parse_header
-from runtime.image_processing.raw_frames import to_rgb
-from runtime.images import Picture
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.headers import Header, parse_header
+from hearth.runtime.image_processing.raw_frames import to_rgb
+from hearth.runtime.images import Picture
 
 # Named one by one: Pillow would try dozens of formats, and for WebP load all of them.
 _READERS: dict[str, type[ImageFile.ImageFile]] = {

@@ -5,8 +5,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from runtime.errors import HearthError
-from runtime.images import FileFormat, Picture
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import FileFormat, Picture
 
 _TAG = 0x0112
 _ENTRY = 12

@@ -2,8 +2,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from runtime.errors import HearthError
-from runtime.images import EmbeddedImage, Slot
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import EmbeddedImage, Slot
 
 
 class LocalEmbeddings:

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from runtime.image_processing.sizes import first_size
-from runtime.images import ImageLayout
-from runtime.vision_config import VisionConfig
+from hearth.runtime.image_processing.sizes import first_size
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision_config import VisionConfig
 
 _STRIPS = 4
 # Below so many pixels threads cost more than they save.

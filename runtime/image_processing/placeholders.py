@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import msgspec
 
-from runtime.errors import HearthError
-from runtime.image_processing.raw_frames import rate_of
-from runtime.images import ImageLayout, ImageSpan
-from runtime.vision_config import VisionConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.raw_frames import rate_of
+from hearth.runtime.images import ImageLayout, ImageSpan
+from hearth.runtime.vision_config import VisionConfig
 
 Encode = Callable[[str], list[int]]
 # Ids of text around embeddings, and a span without its place.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.images import ImageSpan
+from hearth.runtime.images import ImageSpan
 
 _AXES = 3
 # Beyond the capacity of any engine, and within 32 bits.

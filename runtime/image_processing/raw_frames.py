@@ -7,10 +7,10 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import HearthError
-from runtime.image_processing.headers import check_size
-from runtime.images import Picture
-from runtime.vision_config import VisionConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.headers import check_size
+from hearth.runtime.images import Picture
+from hearth.runtime.vision_config import VisionConfig
 
 # A lone frame has no rate; the processors take this one for it.
 _RATE = 24.0

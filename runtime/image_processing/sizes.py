@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from runtime.errors import HearthError
-from runtime.image_processing.raw_frames import frames_of
-from runtime.images import ImageLayout, Picture
-from runtime.vision_config import VisionConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.raw_frames import frames_of
+from hearth.runtime.images import ImageLayout, Picture
+from hearth.runtime.vision_config import VisionConfig
 
 MOST_ASPECT = 200
 """How many times longer than wide a picture may be, as the Qwen families have it."""

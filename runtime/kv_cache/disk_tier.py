@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from runtime.device.device import Span
-from runtime.kv_cache.page_pool import STAGED, PagePool
-from runtime.kv_cache.pages import Change, Erase, Page, Place, Write
-from runtime.kv_cache.spill_folder import SpillFolder
+from hearth.runtime.device.device import Span
+from hearth.runtime.kv_cache.page_pool import STAGED, PagePool
+from hearth.runtime.kv_cache.pages import Change, Erase, Page, Place, Write
+from hearth.runtime.kv_cache.spill_folder import SpillFolder
 
 _CLOSING_S = 2.0
 _TURN_S = 0.001

@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, RowMove, Seat
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, RotaryTables
-from runtime.errors import HearthError
-from runtime.image_processing.positions import PLAIN, RowPositions, pair_axes, row_positions
-from runtime.reference.ops import PageCopy
-from runtime.tensors.profiles import bucket_for, bucket_sizes
-from runtime.tensors.registry import index_dtype
-from runtime.tensors.tensor import Tensor, numpy_dtype
+from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, RotaryTables
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.positions import PLAIN, RowPositions, pair_axes, row_positions
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.profiles import bucket_for, bucket_sizes
+from hearth.runtime.tensors.registry import index_dtype
+from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
 
 _ALIGNMENT = 256
 """Bytes to which the address of a binding on a GPU is aligned, also one that begins at a row."""

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
-from runtime.errors import HearthError
-from runtime.kv_cache.pages import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.pages import (
     PAGE_TOKENS,
     TOKEN_BYTES,
     Change,

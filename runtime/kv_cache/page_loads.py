@@ -3,10 +3,10 @@
 import time
 from collections import deque
 
-from runtime.errors import HearthError
-from runtime.kv_cache.disk_tier import DiskTier
-from runtime.kv_cache.page_pool import Loaded, PagePool
-from runtime.kv_cache.pages import PAGE_TOKENS, Match, Page, Tier
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.disk_tier import DiskTier
+from hearth.runtime.kv_cache.page_pool import Loaded, PagePool
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS, Match, Page, Tier
 
 _KEPT = 8
 _LEAST_KEPT = 64

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, Span
-from runtime.errors import HearthError
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.kv_cache.pages import PAGE_TOKENS, MemoryTier, Page, Place, Rooms, Save, Tier
-from runtime.kv_cache.spill_folder import HEAD_BYTES
-from runtime.memory.sizes import kv_cache_bytes
-from runtime.options import RuntimeOptions
-from runtime.reference.ops import PageCopy
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, Span
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS, MemoryTier, Page, Place, Rooms, Save, Tier
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.memory.sizes import kv_cache_bytes
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.tensor import Tensor
 
 ARRIVING = 1
 """Pages of the device's memory through which go those that are read from disk."""

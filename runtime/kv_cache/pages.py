@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from runtime.images import EmbeddedImage, ImageSpan
+from hearth.runtime.images import EmbeddedImage, ImageSpan
 
 PAGE_TOKENS = 32
 TOKEN_BYTES = 16

@@ -5,14 +5,14 @@ from typing import get_args
 
 import msgspec
 
-from runtime.batch import DecodingRow, RowState
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.kv_cache.disk_tier import DiskTier
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.page_loads import PageLoads
-from runtime.kv_cache.page_pool import PagePool
-from runtime.kv_cache.pages import (
+from hearth.runtime.batch import DecodingRow, RowState
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.disk_tier import DiskTier
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.page_loads import PageLoads
+from hearth.runtime.kv_cache.page_pool import PagePool
+from hearth.runtime.kv_cache.pages import (
     PAGE_TOKENS,
     Change,
     Erase,
@@ -25,7 +25,7 @@ from runtime.kv_cache.pages import (
     Write,
     root_name,
 )
-from runtime.request import RowRequest
+from hearth.runtime.request import RowRequest
 
 
 class PrefixMetrics(msgspec.Struct):

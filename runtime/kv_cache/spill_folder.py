@@ -14,9 +14,9 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from runtime.errors import HearthError
-from runtime.kv_cache.page_index import root_of
-from runtime.kv_cache.pages import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.page_index import root_of
+from hearth.runtime.kv_cache.pages import (
     NAME_BYTES,
     PAGE_TOKENS,
     TOKEN_BYTES,

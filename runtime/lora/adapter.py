@@ -6,9 +6,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.tensors.lora import lora_inputs
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.lora import lora_inputs
 
 Projection = tuple[int, str]
 """A layer, and one of `LORA_TARGETS` in it."""

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device
-from runtime.errors import HearthError
-from runtime.lora.adapter import Adapter, Projection, simulated_adapter
-from runtime.lora.stored import read_adapter
-from runtime.tensors.lora import RANK, LoraInput, has_fixed_rank, lora_inputs, slot_rank
-from runtime.tensors.tensor import Tensor, numpy_dtype
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.lora.adapter import Adapter, Projection, simulated_adapter
+from hearth.runtime.lora.stored import read_adapter
+from hearth.runtime.tensors.lora import RANK, LoraInput, has_fixed_rank, lora_inputs, slot_rank
+from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
 
 _INT = np.dtype(np.int32)
 _ALIGNMENT = 256

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
-from runtime.device.mapped_tensors import TensorFile, open_regular
-from runtime.lora.adapter import (
+from hearth.runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
+from hearth.runtime.device.mapped_tensors import TensorFile, open_regular
+from hearth.runtime.lora.adapter import (
     Adapter,
     LowRank,
     Projection,
@@ -27,7 +27,7 @@ from runtime.lora.adapter import (
     no_place,
     projection_shapes,
 )
-from runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.tensors.tensor import numpy_dtype
 
 PEFT_CONFIG = "adapter_config.json"
 PEFT_TENSORS = "adapter_model.safetensors"

@@ -10,11 +10,11 @@ from typing import Literal
 import msgspec
 from safetensors.numpy import save
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.mapped_tensors import TensorFile
-from runtime.errors import HearthError
-from runtime.files import file_digest, fresh_folder
-from runtime.lora.adapter import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.mapped_tensors import TensorFile
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import file_digest, fresh_folder
+from hearth.runtime.lora.adapter import (
     Adapter,
     LowRank,
     Projection,
@@ -23,7 +23,7 @@ from runtime.lora.adapter import (
     no_place,
     projection_shapes,
 )
-from runtime.lora.peft import PEFT_TENSORS, read_peft
+from hearth.runtime.lora.peft import PEFT_TENSORS, read_peft
 
 RECORD_FILE = "adapter.json"
 TENSORS_FILE = "adapter.safetensors"

@@ -5,15 +5,15 @@ All that Hearth allocates is measured instead (`runtime/generation/measured.py`)
 
 from collections.abc import Sequence
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import DATA_FILE, PLAN_FILE
-from runtime.memory import sizes
-from runtime.memory.sizes import ITEM_BYTES
-from runtime.memory.step_scratch import predicted_scratch
-from runtime.options import EagleDraftingConfig
-from runtime.tensors.lora import lora_inputs
-from runtime.tensors.profiles import captured_prompts, doubled_sizes
-from runtime.vision_config import VisionConfig
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import DATA_FILE, PLAN_FILE
+from hearth.runtime.memory import sizes
+from hearth.runtime.memory.sizes import ITEM_BYTES
+from hearth.runtime.memory.step_scratch import predicted_scratch
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.tensors.lora import lora_inputs
+from hearth.runtime.tensors.profiles import captured_prompts, doubled_sizes
+from hearth.runtime.vision_config import VisionConfig
 
 _MIB = 1 << 20
 

@@ -1,7 +1,7 @@
 """Bytes of what every engine holds, from its configuration alone."""
 
-from runtime.config import DType, LLMEngineRunnerConfig
-from runtime.options import EagleDraftingConfig
+from hearth.runtime.config import DType, LLMEngineRunnerConfig
+from hearth.runtime.options import EagleDraftingConfig
 
 ITEM_BYTES: dict[DType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 _WEIGHT_BITS = {"int8": 8, "int4": 4}

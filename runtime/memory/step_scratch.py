@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.memory.sizes import ITEM_BYTES
-from runtime.tensors.lora import lora_inputs
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.memory.sizes import ITEM_BYTES
+from hearth.runtime.tensors.lora import lora_inputs
 
 _ALIGNMENT = 256
 _FLOAT = 4

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import RowMove
-from runtime.image_processing.positions import RowPositions
+from hearth.runtime.batch import RowMove
+from hearth.runtime.image_processing.positions import RowPositions
 
 Array = NDArray[Any]
 

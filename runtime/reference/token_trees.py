@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.reference.top_k import top_k
+from hearth.runtime.reference.top_k import top_k
 
 Array = NDArray[Any]
 

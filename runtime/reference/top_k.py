@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.sampling.ranking import leading
+from hearth.runtime.sampling.ranking import leading
 
 _LOWEST = np.float32(-np.inf)
 # So many scores are sorted as they are; of more, those are sought that can be among the best.

@@ -1,15 +1,15 @@
 from collections.abc import Iterable, Iterator
 from itertools import product
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device
-from runtime.errors import HearthError
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.runner.pipeline_io import StepIO, build_tensor_map
-from runtime.runner.shared_resources import SharedResources
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import decode_batches
-from runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.runner.pipeline_io import StepIO, build_tensor_map
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import decode_batches
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
 
 
 class StepBindings:

@@ -9,26 +9,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import RowOwner
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, RecordedPicks
-from runtime.errors import HearthError
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.images import EmbeddingStore
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.lora.adapter import Adapter, check_rank
-from runtime.lora.lora_manager import LoRAManager
-from runtime.memory.estimates import prompt_graph_bytes
-from runtime.memory.system import available_memory
-from runtime.runner.bindings import StepBindings
-from runtime.runner.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.runner.recordings import Execute, Recordings
-from runtime.runner.shared_resources import SharedResources
-from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
-from runtime.tensors.tensor import Tensor
-from runtime.weights.external_weight_manager import Loaded
+from hearth.runtime.batch import RowOwner
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, RecordedPicks
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.images import EmbeddingStore
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.lora.adapter import Adapter, check_rank
+from hearth.runtime.lora.lora_manager import LoRAManager
+from hearth.runtime.memory.estimates import prompt_graph_bytes
+from hearth.runtime.memory.system import available_memory
+from hearth.runtime.runner.bindings import StepBindings
+from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.recordings import Execute, Recordings
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
+from hearth.runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.weights.external_weight_manager import Loaded
 
 _OTHERS_BYTES = 64 << 20
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.mapped_tensors import DTYPES, TensorFile, map_tensor
-from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, VOCABULARY_FILE
-from runtime.errors import HearthError
-from runtime.memory.sizes import projection_bytes
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.external_weight_manager import ExternalWeightManager
-from runtime.weights.weights_file import EMBEDDING, load_layout
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.mapped_tensors import DTYPES, TensorFile, map_tensor
+from hearth.runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE, VOCABULARY_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.memory.sizes import projection_bytes
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.weights.weights_file import EMBEDDING, load_layout
 
 _FLOAT = np.dtype(np.float32)
 _ID = np.dtype(np.int32)

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.device.device import Device
-from runtime.images import EmbeddedImage, EmbeddingStore
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.device import Device
+from hearth.runtime.images import EmbeddedImage, EmbeddingStore
+from hearth.runtime.tensors.tensor import Tensor
 
 
 class MultimodalMetrics(msgspec.Struct):

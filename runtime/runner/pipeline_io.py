@@ -3,14 +3,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.memory.sizes import longest_draft_step, longest_step
-from runtime.options import EagleDraftingConfig
-from runtime.reference.token_trees import mask_words
-from runtime.runner.shared_resources import SharedResources, allocate_zero_buffer, zero_bytes
-from runtime.tensors.registry import index_dtype
-from runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, ProposalBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.memory.sizes import longest_draft_step, longest_step
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.reference.token_trees import mask_words
+from hearth.runtime.runner.shared_resources import SharedResources, allocate_zero_buffer, zero_bytes
+from hearth.runtime.tensors.registry import index_dtype
+from hearth.runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
 
 _ID = np.dtype(np.int32)
 _SCORE = np.dtype(np.float32)

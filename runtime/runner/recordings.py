@@ -2,12 +2,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device, Recorded, Stream
-from runtime.errors import HearthError
-from runtime.executor.engine import BindingSnapshot
-from runtime.runner.bindings import StepBindings
-from runtime.tensors.dims import InferenceDims
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, Recorded, Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import BindingSnapshot
+from hearth.runtime.runner.bindings import StepBindings
+from hearth.runtime.tensors.dims import InferenceDims
 
 Execute = Callable[[Stream], object]
 """Runs the prepared step."""

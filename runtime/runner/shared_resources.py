@@ -3,14 +3,14 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device
-from runtime.errors import HearthError
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager, RotaryRows
-from runtime.lora.lora_manager import LoRAManager
-from runtime.runner.engine_tables import EngineTables, load_tables
-from runtime.tensors.tensor import Tensor, numpy_dtype
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, RotaryRows
+from hearth.runtime.lora.lora_manager import LoRAManager
+from hearth.runtime.runner.engine_tables import EngineTables, load_tables
+from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 _SMALLEST = 256
 """Bytes of zeros at whose address inputs of rank 0 lie."""

@@ -5,9 +5,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import TopLogprob
-from runtime.sampling.ranking import leading
-from runtime.sampling.row_sampler import RowSampler
+from hearth.runtime.request import TopLogprob
+from hearth.runtime.sampling.ranking import leading
+from hearth.runtime.sampling.row_sampler import RowSampler
 
 
 def log_normaliser(logits: NDArray[np.float32], highest: np.float32) -> float:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import RequestOptions, check_options
-from runtime.sampling.ranking import leading, ranked
+from hearth.runtime.request import RequestOptions, check_options
+from hearth.runtime.sampling.ranking import leading, ranked
 
 
 class TokenCounts:

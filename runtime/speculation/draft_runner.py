@@ -6,26 +6,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import (
-    Device,
-    PathShape,
-    PendingPaths,
-    StepBuffers,
-    TreeBuffers,
-)
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.images import EmbeddingStore
-from runtime.options import EagleDraftingConfig
-from runtime.runner.bindings import StepBindings
-from runtime.runner.image_merge import ImageMerge, ImagePiece
-from runtime.runner.pipeline_io import DraftIO
-from runtime.runner.recordings import Execute, Recordings
-from runtime.runner.shared_resources import SharedResources
-from runtime.speculation.growth import DraftSteps, choose_growth
-from runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from runtime.tensors.profiles import generation_profile, prefill_width
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device, PathShape, PendingPaths, StepBuffers, TreeBuffers
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.images import EmbeddingStore
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.runner.bindings import StepBindings
+from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece
+from hearth.runtime.runner.pipeline_io import DraftIO
+from hearth.runtime.runner.recordings import Execute, Recordings
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.speculation.growth import DraftSteps, choose_growth
+from hearth.runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
+from hearth.runtime.tensors.profiles import generation_profile, prefill_width
+from hearth.runtime.tensors.tensor import Tensor
 
 _CACHES = 1
 

@@ -2,13 +2,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.batch import Arrangement, DecodingRow, Stale
-from runtime.device.device import PendingPaths, TreeBuffers
-from runtime.executor.graph_cache import GraphCounters
-from runtime.options import EagleDraftingConfig
-from runtime.runner.image_merge import image_pieces
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.speculation.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
+from hearth.runtime.batch import Arrangement, DecodingRow, Stale
+from hearth.runtime.device.device import PendingPaths, TreeBuffers
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.runner.image_merge import image_pieces
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.speculation.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
 
 _MISSES = 8
 """Rounds in a row without an accepted token after which a draft's cache is looked at."""

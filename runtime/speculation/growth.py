@@ -9,21 +9,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import (
     ChainBuffers,
     Device,
     ProposalBuffers,
     StepBuffers,
     TreeBuffers,
 )
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.options import EagleDraftingConfig
-from runtime.reference.token_trees import NO_NODE
-from runtime.runner.bindings import StepBindings
-from runtime.runner.recordings import Execute
-from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
-from runtime.tensors.profiles import generation_profile
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.reference.token_trees import NO_NODE
+from hearth.runtime.runner.bindings import StepBindings
+from hearth.runtime.runner.recordings import Execute
+from hearth.runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
+from hearth.runtime.tensors.profiles import generation_profile
 
 
 class DraftSteps(NamedTuple):

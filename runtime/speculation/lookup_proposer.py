@@ -2,11 +2,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from runtime.batch import Arrangement, DecodingRow
-from runtime.device.device import PendingPaths, TreeBuffers, TreeOps
-from runtime.executor.graph_cache import GraphCounters
-from runtime.options import SpeculationOptions
-from runtime.reference.token_trees import NO_NODE
+from hearth.runtime.batch import Arrangement, DecodingRow
+from hearth.runtime.device.device import PendingPaths, TreeBuffers, TreeOps
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.options import SpeculationOptions
+from hearth.runtime.reference.token_trees import NO_NODE
 
 
 class NgramIndex:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from runtime.request import RowRound
+from hearth.runtime.request import RowRound
 
 
 class EagleGenerationMetrics(msgspec.Struct):

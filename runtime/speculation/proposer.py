@@ -1,9 +1,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from runtime.batch import Arrangement, DecodingRow
-from runtime.device.device import PendingPaths, TreeBuffers
-from runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.batch import Arrangement, DecodingRow
+from hearth.runtime.device.device import PendingPaths, TreeBuffers
+from hearth.runtime.executor.graph_cache import GraphCounters
 
 
 class Proposer(Protocol):

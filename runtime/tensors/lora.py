@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
+from hearth.runtime.config import LORA_JOINED, LORA_TARGETS, LLMEngineRunnerConfig
 
 RANK = "lora_rank"
 """[1] int32: how many columns of each target's A are there."""

@@ -2,9 +2,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Literal, NamedTuple
 
-from runtime.config import DRAFT_ARCHITECTURE, DeviceKind, LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.tensors.dims import PROFILE_GENERATION, InferenceDims, StepDims
+from hearth.runtime.config import DRAFT_ARCHITECTURE, DeviceKind, LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.dims import PROFILE_GENERATION, InferenceDims, StepDims
 
 SMALLEST_BUCKET = 256
 

@@ -5,13 +5,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.tensors.dims import StepDims, TowerDims
-from runtime.tensors.lora import RANK, lora_inputs
-from runtime.tensors.profiles import Profile
-from runtime.tensors.tensor import numpy_dtype
-from runtime.vision_config import VisionConfig
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.dims import StepDims, TowerDims
+from hearth.runtime.tensors.lora import RANK, lora_inputs
+from hearth.runtime.tensors.profiles import Profile
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.vision_config import VisionConfig
 
 Direction = Literal["input", "output"]
 

@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.errors import HearthError
+from hearth.runtime.config import DType
+from hearth.runtime.errors import HearthError
 
 _NUMPY: dict[DType, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),

@@ -1,4 +1,4 @@
-from runtime.text.stream import TextStream
-from runtime.text.tokenizer import Tokenizer
+from hearth.runtime.text.stream import TextStream
+from hearth.runtime.text.tokenizer import Tokenizer
 
 __all__ = ["TextStream", "Tokenizer"]

@@ -8,8 +8,8 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runtime.engine_folder import TEMPLATE_FILE
-from runtime.errors import HearthError
+from hearth.runtime.engine_folder import TEMPLATE_FILE
+from hearth.runtime.errors import HearthError
 
 _MAX_REASON = 200
 _PROBE = "x7q"

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
 
-from runtime.errors import HearthError
-from runtime.text.tokenizer import Tokenizer
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 # An incomplete UTF-8 character has at most 3 bytes, each of which may show as one U+FFFD.

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import tokenizers
 
-from runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig, load_config
-from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
-from runtime.errors import HearthError
-from runtime.text.chat_template import ChatTemplate
+from hearth.runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig, load_config
+from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text.chat_template import ChatTemplate
 
 # Lone surrogates: no valid text has them, so none can be taken for a piece of a message.
 _STAND_INS = range(0xD800, 0xE000)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from runtime.image_processing.placeholders import expand, video_parts
-from runtime.image_processing.sizes import layout_of, video_layout
-from runtime.images import ImageLayout, ImageSpan, Picture
-from runtime.text.tokenizer import Content, Tokenizer
-from runtime.vision_config import VisionConfig
+from hearth.runtime.image_processing.placeholders import expand, video_parts
+from hearth.runtime.image_processing.sizes import layout_of, video_layout
+from hearth.runtime.images import ImageLayout, ImageSpan, Picture
+from hearth.runtime.text.tokenizer import Content, Tokenizer
+from hearth.runtime.vision_config import VisionConfig
 
 Turn = tuple[str, Content]
 

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.errors import HearthError
-from runtime.images import ImageLayout
-from runtime.vision_config import VisionConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision_config import VisionConfig
 
 ROTARY_THETA = 10_000.0
 """Base frequency of every served tower that rotates."""

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import Device
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.images import ImageLayout
-from runtime.tensors.dims import TowerDims
-from runtime.tensors.registry import build_registry_for_tower, tower_dims, tower_outputs
-from runtime.tensors.tensor import TensorMap, numpy_dtype
-from runtime.undo import undoing
-from runtime.vision.tower_inputs import Call, plan_calls, tower_inputs
-from runtime.vision_config import VisionConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.tensors.dims import TowerDims
+from hearth.runtime.tensors.registry import build_registry_for_tower, tower_dims, tower_outputs
+from hearth.runtime.tensors.tensor import TensorMap, numpy_dtype
+from hearth.runtime.undo import undoing
+from hearth.runtime.vision.tower_inputs import Call, plan_calls, tower_inputs
+from hearth.runtime.vision_config import VisionConfig
 
 Patches = NDArray[np.uint8]
 Images = Sequence[NDArray[Any]] | Mapping[int, NDArray[Any]]

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
-from runtime.device.device import Device
-from runtime.device.mapped_tensors import DTYPES, map_tensor
-from runtime.errors import HearthError
-from runtime.files import has_digest
-from runtime.known_answer import KnownAnswer, load_answer, parse_answer
-from runtime.tensors.registry import TensorSpec
-from runtime.tensors.tensor import Tensor, TensorMap
-from runtime.weights.weights_file import (
+from hearth.runtime.config import WEIGHTS_FILE, FileRecord, LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.device.mapped_tensors import DTYPES, map_tensor
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import has_digest
+from hearth.runtime.known_answer import KnownAnswer, load_answer, parse_answer
+from hearth.runtime.tensors.registry import TensorSpec
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.weights.weights_file import (
     EMBEDDING,
     WeightEntry,
     WeightLayout,

@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from runtime.config import RopeConfig
-from runtime.device.mapped_tensors import read_header
-from runtime.engine_folder import LAYOUT_FILE
-from runtime.errors import HearthError
-from runtime.files import record_digest
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.device.mapped_tensors import read_header
+from hearth.runtime.engine_folder import LAYOUT_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import record_digest
 
 EMBEDDING = "embedding"
 

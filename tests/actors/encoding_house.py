@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.encoder_messages import Encode, Encoded, EncoderReady
-from actors.encodings import ImageArenas
-from actors.executor_messages import Offer
-from actors.image_work import ImageTimes
-from actors.messages import ExecutorLimits, RowsEnded, RowsFailed, RowsPlaced, Submit
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
+from hearth.actors.encodings import ImageArenas
+from hearth.actors.executor_messages import Offer
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.messages import ExecutorLimits, RowsEnded, RowsFailed, RowsPlaced, Submit
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import ready
 

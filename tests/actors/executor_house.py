@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import zmq
 
-from actors.actor_message import FromExecutor
-from actors.executor import ExecutorActor
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
-from actors.executor_tower import ExecutorTower
-from actors.mailbox import MailboxFull, Receiver, Sender
-from actors.messages import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.executor import ExecutorActor
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
+from hearth.actors.executor_tower import ExecutorTower
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender
+from hearth.actors.messages import (
     RowsEnded,
     RowsFailed,
     RowsPlaced,
@@ -24,11 +24,11 @@ from actors.messages import (
     Step,
     TokenizerMessage,
 )
-from actors.supervisor_messages import AdapterAnswer, SupervisorMessage
-from actors.tower_memory import TowerMemory
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import BatchRuntime
-from runtime.request import RowRequest
+from hearth.actors.supervisor_messages import AdapterAnswer, SupervisorMessage
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import BatchRuntime
+from hearth.runtime.request import RowRequest
 from tests.actors.mail import next_mail
 
 INCARNATION = 4

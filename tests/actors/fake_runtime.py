@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runtime.errors import HearthError
-from runtime.executor.graph_cache import GraphCounters
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.step_times import StageMetrics
-from runtime.generation.tower_turns import TowerResult, TowerWork
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.request import RowRequest, RowToken
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.request import RowRequest, RowToken
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 class FakeRuntime:

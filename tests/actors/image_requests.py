@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
-from actors.arena import ArenaSlots, slot_bytes
-from actors.encodings import ImageArenas
-from actors.image_work import ImageInput, ImageWork, PromptImage, Visual
-from actors.messages import Request, Submit
-from runtime.images import ImageLayout, ImageSpan, Picture, Slot
-from runtime.request import RequestOptions
+from hearth.actors.arena import ArenaSlots, slot_bytes
+from hearth.actors.encodings import ImageArenas
+from hearth.actors.image_work import ImageInput, ImageWork, PromptImage, Visual
+from hearth.actors.messages import Request, Submit
+from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
+from hearth.runtime.request import RequestOptions
 
 TOKENS, PATCHES = 4, 16
 TOKEN_BYTES, PATCH_BYTES = 64, 48

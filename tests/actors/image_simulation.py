@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from actors.encoder_messages import (
+from hearth.actors.encoder_messages import (
     DropWork,
     Encode,
     Encoded,
@@ -16,12 +16,12 @@ from actors.encoder_messages import (
     RunTower,
     TowerRan,
 )
-from actors.encodings import IN_FLIGHT
-from actors.executor_messages import Offer
-from actors.image_work import ImageTimes
-from actors.messages import Embedded
-from actors.scheduler_policy import Decision, SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors.encodings import IN_FLIGHT
+from hearth.actors.executor_messages import Offer
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.messages import Embedded
+from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import Simulation
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from actors.mailbox import Receiver, wait_any
+from hearth.actors.mailbox import Receiver, wait_any
 
 
 def next_mail(receiver: Receiver[Any], timeout_s: float) -> Any:

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from actors.decoder_jobs import DecoderJob, DecoderWord
-from actors.decoder_loop import serve, settle
-from runtime.errors import HearthError
+from hearth.actors.decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.decoder_loop import serve, settle
+from hearth.runtime.errors import HearthError
 
 FINE, DIES, HANGS, GRABS, REFUSES, FAILS, DIES_LATER = range(7)
 _jobs: list[int] = []

@@ -8,14 +8,14 @@ from typing import Any
 
 from msgspec import structs
 
-from actors.arena import Arena
-from actors.image_work import ImageInput, Visual
-from actors.messages import ChatTurn, TurnPart
-from actors.prompt_images import PromptImages
-from runtime.engine_folder import write_config
-from runtime.images import Picture
-from runtime.text import Tokenizer
-from runtime.vision_config import VisionConfig
+from hearth.actors.arena import Arena
+from hearth.actors.image_work import ImageInput, Visual
+from hearth.actors.messages import ChatTurn, TurnPart
+from hearth.actors.prompt_images import PromptImages
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.images import Picture
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like
 from tests.runtime.text.folders import make_config, write_folder
 from tests.vision_models import VOCABULARY, Family, make_tokenizer

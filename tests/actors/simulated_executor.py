@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from actors.actor_message import FromExecutor
-from actors.executor_messages import Offer, Offered, Release, Revoke
-from actors.messages import Cancel, Continuation, RowsEnded, RowsPlaced, RowsReturned, Step
-from runtime.request import RowToken
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.executor_messages import Offer, Offered, Release, Revoke
+from hearth.actors.messages import Cancel, Continuation, RowsEnded, RowsPlaced, RowsReturned, Step
+from hearth.runtime.request import RowToken
 
 Control = Cancel | Revoke | Release
 

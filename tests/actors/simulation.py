@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.actor_message import FromExecutor
-from actors.executor_messages import Offer
-from actors.executor_word import ExecutorWord, Told
-from actors.messages import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.executor_messages import Offer
+from hearth.actors.executor_word import ExecutorWord, Told
+from hearth.actors.messages import (
     Accepted,
     ExecutorGone,
     ExecutorLimits,
@@ -24,10 +24,10 @@ from actors.messages import (
     Step,
     Submit,
 )
-from actors.scheduler_policy import Decision, SchedulerPolicy
-from actors.settings import PolicySettings
-from actors.waiting_queue import Entry
-from runtime.request import RequestOptions
+from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.settings import PolicySettings
+from hearth.actors.waiting_queue import Entry
+from hearth.runtime.request import RequestOptions
 from tests.actors.simulated_executor import SimulatedExecutor
 
 LIMITS = ExecutorLimits(max_batch=8, max_prompt_tokens=4000, max_total_tokens=8000)

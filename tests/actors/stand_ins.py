@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from actors.mailbox import MailboxFull, Sender
-from actors.messages import DoorMessage
-from runtime.text import Tokenizer
+from hearth.actors.mailbox import MailboxFull, Sender
+from hearth.actors.messages import DoorMessage
+from hearth.runtime.text import Tokenizer
 
 
 class Gate:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.executor_messages import Release, Revoke
-from actors.messages import Continuation, RowsEnded, RowsPlaced, RowsReturned
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors.executor_messages import Release, Revoke
+from hearth.actors.messages import Continuation, RowsEnded, RowsPlaced, RowsReturned
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 SETTINGS = PolicySettings(adapter_turn_ms=500.0, queue_requests=4096, queue_tokens=1 << 30)

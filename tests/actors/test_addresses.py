@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.addresses import SocketFolder, remove_sockets
-from runtime.errors import HearthError
+from hearth.actors.addresses import SocketFolder, remove_sockets
+from hearth.runtime.errors import HearthError
 
 
 def test_incarnations_have_addresses_of_their_own() -> None:

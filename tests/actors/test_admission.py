@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from actors.admission import Refusal, queue_refusal, size_refusal, within_share
-from actors.messages import ExecutorLimits
-from actors.settings import PolicySettings
-from runtime.errors import CODES
+from hearth.actors.admission import Refusal, queue_refusal, size_refusal, within_share
+from hearth.actors.messages import ExecutorLimits
+from hearth.actors.settings import PolicySettings
+from hearth.runtime.errors import CODES
 from tests.actors.simulation import entry
 
 LIMITS = ExecutorLimits(max_batch=2, max_prompt_tokens=50, max_total_tokens=100)

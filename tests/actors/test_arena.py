@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from actors.arena import HEAD_BYTES, Arena, ArenaSlots, slot_bytes
-from runtime.errors import HearthError
-from runtime.images import Slot
+from hearth.actors.arena import HEAD_BYTES, Arena, ArenaSlots, slot_bytes
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import Slot
 
 
 def test_what_one_process_writes_another_reads() -> None:
@@ -18,7 +18,7 @@ def test_what_one_process_writes_another_reads() -> None:
     assert slot is not None
     arena.view(slot)[:] = b"hello"
     program = (
-        "from actors.arena import Arena; from runtime.images import Slot; "
+        "from hearth.actors.arena import Arena; from hearth.runtime.images import Slot; "
         f"print(bytes(Arena.open({arena.descriptor}, 4096).view({slot!r})).decode())"
     )
     told = subprocess.run(

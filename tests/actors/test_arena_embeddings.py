@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors.arena import Arena
-from actors.arena_embeddings import ArenaEmbeddings
-from runtime.config import DType
-from runtime.errors import HearthError
-from runtime.images import EmbeddedImage
-from runtime.tensors.tensor import numpy_dtype
+from hearth.actors.arena import Arena
+from hearth.actors.arena_embeddings import ArenaEmbeddings
+from hearth.runtime.config import DType
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.tensors.tensor import numpy_dtype
 from tests.runtime.engine_configs import small_config
 
 TOKENS = 3

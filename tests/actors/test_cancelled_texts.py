@@ -5,8 +5,8 @@ import threading
 import anyio.to_thread
 import pytest
 
-from actors.messages import Cancel, Deltas, Submit
-from runtime.text import Tokenizer
+from hearth.actors.messages import Cancel, Deltas, Submit
+from hearth.runtime.text import Tokenizer
 from tests.actors.stand_ins import SlowTokenizer
 from tests.actors.test_tokenizer import house, prepare, step
 from tests.runtime.text.folders import byte_level, open_tokenizer

@@ -5,10 +5,10 @@ import socket
 import msgspec
 import pytest
 
-from actors import decoder_loop
-from actors.arena import SharedArena
-from actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
-from runtime.images import ImageLayout, Slot
+from hearth.actors import decoder_loop
+from hearth.actors.arena import SharedArena
+from hearth.actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
+from hearth.runtime.images import ImageLayout, Slot
 from tests.runtime.vision.tower_config import config_of
 
 

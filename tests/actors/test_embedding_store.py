@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import random
 
-from actors.arena import ArenaSlots, slot_bytes
-from actors.embedding_store import Filling, StoredEmbeddings
-from actors.image_work import ImageTimes
+from hearth.actors.arena import ArenaSlots, slot_bytes
+from hearth.actors.embedding_store import Filling, StoredEmbeddings
+from hearth.actors.image_work import ImageTimes
 
 SIZE = 1000
 TIMES = ImageTimes(0.1, 0.2, 0.3)

@@ -13,26 +13,31 @@ import zmq
 from numpy.typing import NDArray
 from PIL import Image
 
-from actors.addresses import SocketFolder
-from actors.arena import Arena
-from actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
-from actors.host import run_actor
-from actors.image_work import ImageInput, ImageWork, Visual
-from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
-from actors.roles import EncoderSettings, HostConfig
-from actors.settings import EncoderOptions
-from actors.supervisor_messages import ActorHello, ActorProgress, ActorReady, SupervisorMessage
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.engine import EngineOptions
-from runtime.export.options import ExportOptions
-from runtime.export.vision.write import write_vision
-from runtime.image_processing.patches import patch
-from runtime.image_processing.sizes import layout_of, video_layout
-from runtime.images import FileFormat, Picture, Slot
-from runtime.options import RuntimeOptions
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER, load_vision_config
+from hearth.actors.addresses import SocketFolder
+from hearth.actors.arena import Arena
+from hearth.actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
+from hearth.actors.host import run_actor
+from hearth.actors.image_work import ImageInput, ImageWork, Visual
+from hearth.actors.mailbox import Receiver, Sender, ZmqContext
+from hearth.actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
+from hearth.actors.roles import EncoderSettings, HostConfig
+from hearth.actors.settings import EncoderOptions
+from hearth.actors.supervisor_messages import (
+    ActorHello,
+    ActorProgress,
+    ActorReady,
+    SupervisorMessage,
+)
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.sizes import layout_of, video_layout
+from hearth.runtime.images import FileFormat, Picture, Slot
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
 from tests.actors.mail import next_mail
 from tests.runtime.image_processing.photographs import draw, file_of
 from tests.vision_models import write_vision_model

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import zmq
 
-from actors import encoder
-from actors.arena import Arena
-from actors.encoder import EncoderActor, Tower
-from actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed
-from actors.image_work import ImageWork, Visual
-from actors.mailbox import MailboxFull, Receiver, Sender
-from actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
-from actors.picture_decoder import PictureDecoder
-from actors.supervisor_messages import SupervisorMessage
-from actors.tower_memory import TowerMemory
-from runtime.errors import HearthError
-from runtime.images import ImageLayout
+from hearth.actors import encoder
+from hearth.actors.arena import Arena
+from hearth.actors.encoder import EncoderActor, Tower
+from hearth.actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed
+from hearth.actors.image_work import ImageWork, Visual
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender
+from hearth.actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
+from hearth.actors.picture_decoder import PictureDecoder
+from hearth.actors.supervisor_messages import SupervisorMessage
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout
 from tests.actors.mail import next_mail
 from tests.runtime.vision.fake_tower import fake_runner
 from tests.runtime.vision.tower_config import config_of
@@ -124,7 +124,7 @@ def test_it_ends_when_told_to_without_another_wait(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[Any] = []
-    monkeypatch.setattr("actors.encoder.wait_any", lambda *given: waits.append(given))
+    monkeypatch.setattr("hearth.actors.encoder.wait_any", lambda *given: waits.append(given))
     house.control.post(Shutdown())
     house.thread.start()
     house.thread.join(PATIENCE_S)

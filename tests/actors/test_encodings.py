@@ -1,12 +1,19 @@
 from __future__ import annotations
 
-from actors.arena import slot_bytes
-from actors.encoder_messages import DropWork, Encode, EncodeFailed, EncoderLost, EncoderReady
-from actors.encodings import IN_FLIGHT
-from actors.image_work import ImageTimes
-from actors.messages import Accepted, Continuation, Embedded, RowsFailed, RowsPlaced, RowsReturned
-from actors.scheduler_policy import SchedulerPolicy
-from runtime.images import ImageLayout
+from hearth.actors.arena import slot_bytes
+from hearth.actors.encoder_messages import DropWork, Encode, EncodeFailed, EncoderLost, EncoderReady
+from hearth.actors.encodings import IN_FLIGHT
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.messages import (
+    Accepted,
+    Continuation,
+    Embedded,
+    RowsFailed,
+    RowsPlaced,
+    RowsReturned,
+)
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.runtime.images import ImageLayout
 from tests.actors.encoding_house import LIMITS, SETTINGS, House
 from tests.actors.image_requests import SIZE, TOKEN_BYTES, TOKENS, arenas, submit_images
 from tests.actors.simulation import ready, submit

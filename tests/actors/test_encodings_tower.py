@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from actors.encoder_messages import Encode, Patched, RunTower, TowerFailed, TowerRan
-from actors.image_work import ImageTimes
-from actors.messages import Embedded
+from hearth.actors.encoder_messages import Encode, Patched, RunTower, TowerFailed, TowerRan
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.messages import Embedded
 from tests.actors.encoding_house import LIMITS, TIMES, House
 from tests.actors.image_requests import arenas, submit_images
 from tests.actors.simulation import ready

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.first_places import FIRST_PLACE_S
-from actors.settings import PolicySettings
+from hearth.actors.first_places import FIRST_PLACE_S
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 
 SETTINGS = PolicySettings(queue_requests=4096, queue_tokens=1 << 20, client_queue_share=1.0)

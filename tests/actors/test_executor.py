@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import structlog
 
-from actors import executor as executor_module
-from actors.executor_messages import Release, Retire, Revoke
-from actors.messages import (
+from hearth.actors import executor as executor_module
+from hearth.actors.executor_messages import Release, Retire, Revoke
+from hearth.actors.messages import (
     Cancel,
     Continuation,
     RowsEnded,
@@ -20,11 +20,11 @@ from actors.messages import (
     Shutdown,
     Step,
 )
-from actors.supervisor_messages import ActorProgress, ExecutorMetrics
-from runtime.executor.graph_cache import GraphCounters
-from runtime.generation.step_times import StageMetrics
-from runtime.request import RequestOptions, RowRequest
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from tests.actors.executor_house import INCARNATION, House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mail import next_mail

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.executor_messages import LoadAdapter, UnloadAdapter
-from actors.messages import RowsFailed, RowsPlaced, Step
-from runtime.request import RequestOptions, RowRequest
+from hearth.actors.executor_messages import LoadAdapter, UnloadAdapter
+from hearth.actors.messages import RowsFailed, RowsPlaced, Step
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 

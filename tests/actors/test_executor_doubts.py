@@ -8,9 +8,9 @@ import pytest
 import structlog
 from msgspec import structs
 
-from actors.executor import DOUBT_S, Doubts
-from actors.messages import RowsPlaced
-from runtime.errors import HearthError
+from hearth.actors.executor import DOUBT_S, Doubts
+from hearth.actors.messages import RowsPlaced
+from hearth.runtime.errors import HearthError
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.test_executor import row

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from actors.mailbox import MailboxFull
-from actors.messages import RowsFailed, Step
-from runtime.errors import HearthError
+from hearth.actors.mailbox import MailboxFull
+from hearth.actors.messages import RowsFailed, Step
+from hearth.runtime.errors import HearthError
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.test_executor import row

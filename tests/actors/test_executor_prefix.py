@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from actors.executor_messages import Unpin
-from actors.messages import RowsFailed, Shutdown, Step
-from actors.supervisor_messages import ActorProgress
-from runtime.errors import HearthError
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.request import RequestOptions
+from hearth.actors.executor_messages import Unpin
+from hearth.actors.messages import RowsFailed, Shutdown, Step
+from hearth.actors.supervisor_messages import ActorProgress
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.request import RequestOptions
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mail import next_mail

@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 from onnxruntime import InferenceSession
 
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import open_house
 from tests.references import reference_folder
 from tools.hops import Call, frames_from_loop

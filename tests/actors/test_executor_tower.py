@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.arena import Arena, ArenaSlots
-from actors.encoder_messages import RunTower, TowerFailed, TowerRan
-from actors.tower_memory import TowerMemory
-from runtime.errors import HearthError
-from runtime.images import ImageLayout, Slot
-from runtime.request import RequestOptions, RowRequest
+from hearth.actors.arena import Arena, ArenaSlots
+from hearth.actors.encoder_messages import RunTower, TowerFailed, TowerRan
+from hearth.actors.tower_memory import TowerMemory
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout, Slot
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.runtime.vision.tower_config import config_of

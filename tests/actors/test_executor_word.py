@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from actors.executor_word import ExecutorWord
-from actors.messages import (
+from hearth.actors.executor_word import ExecutorWord
+from hearth.actors.messages import (
     Continuation,
     ExecutorGone,
     RowsEnded,
@@ -10,7 +10,7 @@ from actors.messages import (
     RowsReturned,
     Step,
 )
-from runtime.request import RowToken
+from hearth.runtime.request import RowToken
 
 
 def step(incarnation: int, *ends: bool) -> Step:

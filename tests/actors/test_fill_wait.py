@@ -1,7 +1,7 @@
 import pytest
 
-from actors.fill_wait import FillWait
-from actors.settings import PolicySettings, Reloadable
+from hearth.actors.fill_wait import FillWait
+from hearth.actors.settings import PolicySettings, Reloadable
 
 WAIT, HOLD = 0.005, 2.0
 

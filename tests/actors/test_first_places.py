@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from actors.first_places import FIRST_PLACE_S
-from actors.settings import PolicySettings
+from hearth.actors.first_places import FIRST_PLACE_S
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 
 STEP_S = 0.01

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import zmq
 
-from actors.actor_message import FromExecutor
-from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
-from actors.executor import ExecutorActor
-from actors.executor_messages import ExecutorControl, ExecutorMessage
-from actors.executor_word import ExecutorWord
-from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
+from hearth.actors.executor import ExecutorActor
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage
+from hearth.actors.executor_word import ExecutorWord
+from hearth.actors.mailbox import Receiver, Sender, ZmqContext
+from hearth.actors.messages import (
     AskReport,
     DoorMessage,
     ExecutorLimits,
@@ -29,14 +29,14 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.scheduler import open_scheduler
-from actors.settings import PolicySettings
-from actors.supervisor_messages import SupervisorMessage
-from runtime.engine_folder import write_config
-from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions
+from hearth.actors.scheduler import open_scheduler
+from hearth.actors.settings import PolicySettings
+from hearth.actors.supervisor_messages import SupervisorMessage
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions
 
 CONFIG = simulated_config(max_batch=1, capacity=512, step_ms=2.0, prefill_chunk=16)
 WORK, CONTROL, SUPERVISOR = "inproc://work", "inproc://control", "inproc://supervisor"

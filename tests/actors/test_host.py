@@ -14,25 +14,25 @@ import pytest
 import zmq
 from msgspec import structs
 
-from actors.addresses import SocketFolder
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
-from actors.host import ROLES, main, run_actor
-from actors.mailbox import Receiver, Sender, ZmqContext
-from actors.messages import ExecutorLimits, RowsFailed, Shutdown, Step, TokenizerMessage
-from actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
-from actors.settings import LogSettings
-from actors.supervisor_messages import (
+from hearth.actors.addresses import SocketFolder
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
+from hearth.actors.host import ROLES, main, run_actor
+from hearth.actors.mailbox import Receiver, Sender, ZmqContext
+from hearth.actors.messages import ExecutorLimits, RowsFailed, Shutdown, Step, TokenizerMessage
+from hearth.actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
+from hearth.actors.settings import LogSettings
+from hearth.actors.supervisor_messages import (
     ActorFailed,
     ActorHello,
     ActorLoading,
     ActorReady,
     SupervisorMessage,
 )
-from runtime.engine_folder import write_config
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.mail import next_mail
 
 
@@ -67,7 +67,7 @@ class House:
 
     def start(self, parent: int) -> subprocess.Popen[bytes]:
         config = structs.replace(self.config, parent=parent)
-        return subprocess.Popen([sys.executable, "-m", "actors.host", argument(config)])
+        return subprocess.Popen([sys.executable, "-m", "hearth.actors.host", argument(config)])
 
     def next_word(self) -> SupervisorMessage | None:
         """What the supervisor is told next, but for how the loading goes on."""
@@ -151,7 +151,7 @@ def test_an_actor_dies_with_the_daemon(house: House, tmp_path: Path) -> None:
         textwrap.dedent("""
         import os, subprocess, sys, time
         argument = sys.argv[1].replace('"parent":0', f'"parent":{os.getpid()}')
-        child = subprocess.Popen([sys.executable, "-m", "actors.host", argument])
+        child = subprocess.Popen([sys.executable, "-m", "hearth.actors.host", argument])
         child.wait()
         """)
     )
@@ -192,7 +192,7 @@ def test_an_unexpected_failure_is_told_in_our_words(
     def fail(*_arguments: object) -> None:
         raise ValueError("a library's text")
 
-    monkeypatch.setattr("actors.open_executor.open_executor", fail)
+    monkeypatch.setattr("hearth.actors.open_executor.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
         run_actor(house.config, house.context)
     house.next_word()

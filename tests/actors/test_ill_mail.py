@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from actors.executor_messages import Offer
-from actors.mailbox import Receiver, Sender
-from actors.messages import (
+from hearth.actors.executor_messages import Offer
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import (
     Accepted,
     Cancel,
     ExecutorLimits,
@@ -23,10 +23,10 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
-from runtime.errors import HearthError
-from runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
 from tests.actors.executor_house import open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mail import next_mail

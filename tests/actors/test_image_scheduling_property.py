@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.settings import PolicySettings
+from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import submit_images, work
 from tests.actors.image_simulation import BROKEN, ImageSimulation
 from tests.actors.simulation import LIMITS

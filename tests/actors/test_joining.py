@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from actors.settings import PolicySettings
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 
 SETTINGS = PolicySettings()

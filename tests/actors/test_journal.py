@@ -13,8 +13,8 @@ from typing import TextIO
 import pytest
 import structlog
 
-from actors.journal import Journal, leads_to_journald
-from actors.logs import configure_logging
+from hearth.actors.journal import Journal, leads_to_journald
+from hearth.actors.logs import configure_logging
 
 Entry = dict[str, str]
 

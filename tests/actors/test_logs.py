@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import structlog
 
-from actors.logs import LossyStream, certain_log, configure_logging, request_id
-from actors.settings import Level
+from hearth.actors.logs import LossyStream, certain_log, configure_logging, request_id
+from hearth.actors.settings import Level
 
 FULL = Path("/dev/full")
 

@@ -15,9 +15,16 @@ import msgspec
 import pytest
 import zmq
 
-from actors import mailbox as mailbox_module
-from actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext, check_endpoint, wait_any
-from actors.messages import (
+from hearth.actors import mailbox as mailbox_module
+from hearth.actors.mailbox import (
+    MailboxFull,
+    Receiver,
+    Sender,
+    ZmqContext,
+    check_endpoint,
+    wait_any,
+)
+from hearth.actors.messages import (
     AskReport,
     Cancel,
     Continuation,
@@ -27,8 +34,8 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from runtime.errors import HearthError
-from runtime.request import RequestOptions
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions
 from tests.actors.mail import next_mail
 
 

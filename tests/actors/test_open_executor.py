@@ -7,19 +7,19 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from actors.mailbox import MailboxFull
-from actors.open_executor import _facts, _LoadingReport, open_runtime
-from actors.roles import ExecutorSettings, Host
-from actors.supervisor_messages import ActorLoading
-from runtime.config import load_config
-from runtime.device.device import Stream
-from runtime.engine_folder import ANSWER_FILE, record_files, write_config
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding
-from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
+from hearth.actors.mailbox import MailboxFull
+from hearth.actors.open_executor import _facts, _LoadingReport, open_runtime
+from hearth.actors.roles import ExecutorSettings, Host
+from hearth.actors.supervisor_messages import ActorLoading
+from hearth.runtime.config import load_config
+from hearth.runtime.device.device import Stream
+from hearth.runtime.engine_folder import ANSWER_FILE, record_files, write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.simulated_engine import SimulatedEngine, simulated_config
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
 from tests.references import reference_folder
 
 
@@ -173,7 +173,9 @@ def test_what_was_chosen_for_memory_is_among_the_facts(
     whole = structs.replace(settings, options=RuntimeOptions())
     fits = open_runtime(structs.replace(settings, options=RuntimeOptions(max_batch=1, capacity=64)))
     used = sum(fits.memory.values())
-    monkeypatch.setattr("runtime.generation.runtime.available_memory", lambda: used * 8 // 7 + 8)
+    monkeypatch.setattr(
+        "hearth.runtime.generation.runtime.available_memory", lambda: used * 8 // 7 + 8
+    )
     runtime = open_runtime(whole)
     facts = _facts(runtime)
     assert (facts["max_batch"], facts["capacity"]) == (runtime.max_batch, 64) == (1, 64)
@@ -184,7 +186,7 @@ def test_what_makes_steps_slower_is_told(
     settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "a step could not be captured"
-    monkeypatch.setattr("runtime.generation.runtime.capture_steps", lambda *_: [why])
+    monkeypatch.setattr("hearth.runtime.generation.runtime.capture_steps", lambda *_: [why])
     with capture_logs() as logs:
         open_runtime(settings)
     assert [(log["log_level"], log["reason"] == why) for log in logs] == [

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from actors import picture_decoder
-from actors.arena import Arena
-from actors.decoder_jobs import DecoderJob, DecoderWord
-from actors.image_work import ImageInput
-from actors.picture_decoder import PictureDecoder
-from runtime.errors import HearthError
-from runtime.images import ImageLayout, Picture, Slot
+from hearth.actors import picture_decoder
+from hearth.actors.arena import Arena
+from hearth.actors.decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.image_work import ImageInput
+from hearth.actors.picture_decoder import PictureDecoder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout, Picture, Slot
 from tests.actors.odd_decoder import DIES, DIES_LATER, FAILS, FINE, GRABS, HANGS, REFUSES
 from tests.runtime.vision.tower_config import config_of
 

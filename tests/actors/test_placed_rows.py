@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from actors.messages import RequestRound
-from actors.placed_rows import PlacedRows
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import StepResult
-from runtime.request import RowRound, RowToken
+from hearth.actors.messages import RequestRound
+from hearth.actors.placed_rows import PlacedRows
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.request import RowRound, RowToken
 
 
 def prefill(*tokens: RowToken, started: float = 0.0, ended: float = 1.0) -> StepResult:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from actors.executor_messages import Offer, Release, Revoke
-from actors.messages import (
+from hearth.actors.executor_messages import Offer, Release, Revoke
+from hearth.actors.messages import (
     Accepted,
     Cancel,
     ExecutorGone,
@@ -16,10 +16,10 @@ from actors.messages import (
     RowsReturned,
     Submit,
 )
-from actors.scheduler_policy import Decision, SchedulerPolicy
-from actors.settings import PolicySettings
-from actors.suspects import MEMORY_S
-from runtime.request import RequestOptions
+from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.settings import PolicySettings
+from hearth.actors.suspects import MEMORY_S
+from hearth.runtime.request import RequestOptions
 from tests.actors.simulation import LIMITS, ready
 
 POISON, INNOCENT, OTHER = [6, 6, 6], [1, 2], [3, 4]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.private_folder import private_folder, remove_abandoned
+from hearth.actors.private_folder import private_folder, remove_abandoned
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from actors.private_folder import private_folder
+from hearth.actors.private_folder import private_folder
 with private_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(60)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from actors import prompt_images
-from actors.image_work import Visual
-from actors.messages import ChatTurn, TurnPart
-from runtime.errors import HearthError
-from runtime.images import ImageSpan
+from hearth.actors import prompt_images
+from hearth.actors.image_work import Visual
+from hearth.actors.messages import ChatTurn, TurnPart
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageSpan
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.vision_models import FAMILIES, Family, make_tokenizer
 

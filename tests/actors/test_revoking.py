@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.executor_messages import Offer, Release, Revoke
-from actors.messages import RowsEnded, RowsPlaced, RowsReturned
-from actors.scheduler_policy import Decision, SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors.executor_messages import Offer, Release, Revoke
+from hearth.actors.messages import RowsEnded, RowsPlaced, RowsReturned
+from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)

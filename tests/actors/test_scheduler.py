@@ -12,7 +12,7 @@ import pytest
 import structlog
 import zmq
 
-from actors.encoder_messages import (
+from hearth.actors.encoder_messages import (
     DropWork,
     Encode,
     EncoderLost,
@@ -21,11 +21,18 @@ from actors.encoder_messages import (
     RunTower,
     TowerRan,
 )
-from actors.encodings import ImageArenas
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Release, Revoke, Unpin
-from actors.image_work import ImageTimes
-from actors.mailbox import MailboxFull, Receiver, Sender
-from actors.messages import (
+from hearth.actors.encodings import ImageArenas
+from hearth.actors.executor_messages import (
+    ExecutorControl,
+    ExecutorMessage,
+    Offer,
+    Release,
+    Revoke,
+    Unpin,
+)
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender
+from hearth.actors.messages import (
     Accepted,
     AskReport,
     Cancel,
@@ -45,9 +52,9 @@ from actors.messages import (
     SchedulerReport,
     TokenizerMessage,
 )
-from actors.scheduler import SchedulerActor
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors.scheduler import SchedulerActor
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
 from tests.actors.simulation import LIMITS, submit
 

@@ -5,10 +5,17 @@ import statistics
 import msgspec
 import pytest
 
-from actors.executor_messages import Offer, Release
-from actors.messages import Cancel, Continuation, RowsEnded, RowsFailed, RowsPlaced, RowsReturned
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors.executor_messages import Offer, Release
+from hearth.actors.messages import (
+    Cancel,
+    Continuation,
+    RowsEnded,
+    RowsFailed,
+    RowsPlaced,
+    RowsReturned,
+)
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, ready, submit
 
 JOINING = PolicySettings()

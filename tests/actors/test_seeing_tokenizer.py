@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from actors.messages import Cancel, Convert, Converted, Failed, Prepare, Request, Submit
+from hearth.actors.messages import Cancel, Convert, Converted, Failed, Prepare, Request, Submit
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.actors.test_tokenizer import house
 

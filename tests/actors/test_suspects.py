@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from actors import suspects as module
-from actors.messages import Request
-from actors.suspects import MEMORY_S, Suspects
-from actors.waiting_queue import Entry
-from runtime.request import RequestOptions
+from hearth.actors import suspects as module
+from hearth.actors.messages import Request
+from hearth.actors.suspects import MEMORY_S, Suspects
+from hearth.actors.waiting_queue import Entry
+from hearth.runtime.request import RequestOptions
 
 
 def entry(rid: int, token: int = 1, seed: int | None = None, max_tokens: int = 8) -> Entry:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actors.settings import PolicySettings
+from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 
 SETTINGS = PolicySettings(batching="synchronous")

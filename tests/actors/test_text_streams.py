@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from actors.messages import Failed, Request, RowDelta
-from actors.text_streams import TextStreams, failed_with, joined
-from runtime.errors import HearthError
-from runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
-from runtime.text import Tokenizer
+from hearth.actors.messages import Failed, Request, RowDelta
+from hearth.actors.text_streams import TextStreams, failed_with, joined
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
+from hearth.runtime.text import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 

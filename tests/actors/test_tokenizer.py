@@ -13,9 +13,9 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from actors import tokenizer as module
-from actors.mailbox import Receiver, Sender
-from actors.messages import (
+from hearth.actors import tokenizer as module
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import (
     Cancel,
     ChatTurn,
     Convert,
@@ -35,10 +35,10 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.prompt_images import PromptImages
-from actors.tokenizer import TokenizerActor
-from runtime.request import RequestOptions, RowToken
-from runtime.text import Tokenizer
+from hearth.actors.prompt_images import PromptImages
+from hearth.actors.tokenizer import TokenizerActor
+from hearth.runtime.request import RequestOptions, RowToken
+from hearth.runtime.text import Tokenizer
 from tests.actors.stand_ins import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

@@ -8,9 +8,9 @@ from unittest.mock import AsyncMock
 import anyio
 import pytest
 
-from actors.actor_message import FromExecutor
-from actors.mailbox import MailboxFull
-from actors.messages import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.mailbox import MailboxFull
+from hearth.actors.messages import (
     Cancel,
     ClientGone,
     Continuation,
@@ -24,8 +24,8 @@ from actors.messages import (
     Step,
     Submit,
 )
-from runtime.request import RowToken
-from runtime.text import Tokenizer
+from hearth.runtime.request import RowToken
+from hearth.runtime.text import Tokenizer
 from tests.actors.test_tokenizer import house, prepare, step
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.waiting_queue import Entry, WaitingQueue
 from tests.actors.simulation import entry
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.random_model import QUICK_SHAPE, write_random_model
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.bench.random_model import QUICK_SHAPE, write_random_model
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 
 REFERENCE = Path(__file__).parent.parent / "references" / "qwen3"
 

@@ -8,7 +8,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.__main__ import bench
+from hearth.bench.__main__ import bench
 
 
 def run(*arguments: str, command: click.Command = bench) -> tuple[int | None, dict[str, Any]]:

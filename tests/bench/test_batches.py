@@ -1,9 +1,9 @@
 import pytest
 
-from bench.batches import rows_of, run_batch
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RequestOptions, RowToken
+from hearth.bench.batches import rows_of, run_batch
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RequestOptions, RowToken
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9]
 

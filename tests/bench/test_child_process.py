@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.child_process import ChildProcess, Usage, family_usage
-from runtime.errors import HearthError
+from hearth.bench.child_process import ChildProcess, Usage, family_usage
+from hearth.runtime.errors import HearthError
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -28,7 +28,7 @@ def test_lines_go_both_ways_and_may_come_in_one_piece(tmp_path: Path) -> None:
 
 
 def test_silence_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.child_process._CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("hearth.bench.child_process._CLOSE_TIMEOUT_S", 0.1)
     silence = pytest.raises(HearthError, match=r"has said nothing for 0\.3 s")
     with talker(tmp_path, "half a line", "hang") as process, silence:
         process.receive(str, 0.3)
@@ -57,8 +57,8 @@ def send_for_ever(process: ChildProcess) -> None:
 
 PROGRAM = """
 import os
-from bench.child_process import ParentProcess
-from runtime.errors import HearthError
+from hearth.bench.child_process import ParentProcess
+from hearth.runtime.errors import HearthError
 parent = ParentProcess()
 print("noise", flush=True)
 os.write(1, b"more noise")

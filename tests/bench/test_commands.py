@@ -4,7 +4,7 @@ from importlib import import_module
 import pytest
 from click.testing import CliRunner
 
-from bench.__main__ import _COMMANDS, bench
+from hearth.bench.__main__ import _COMMANDS, bench
 
 NAMES = ("decode", "overhead", "load", "memory", "spec", "prefix", "lora", "vision")
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.load import split_job
-from bench.load_clients import LoadJob
+from hearth.bench.load import split_job
+from hearth.bench.load_clients import LoadJob
 from tests.bench.running import run
 
 pytestmark = pytest.mark.slow

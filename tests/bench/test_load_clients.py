@@ -4,18 +4,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hearth_client import HearthClientError
-from hearth_client.protocol import Delta, Done, Usage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import toy_daemon
-from bench.load_clients import LoadClients, LoadJob, Tally, simulated_stream
-from runtime.config import load_config
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.text import Tokenizer
+from hearth.bench import toy_daemon
+from hearth.bench.load_clients import LoadClients, LoadJob, Tally, simulated_stream
+from hearth.runtime.config import load_config
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
+from hearth_client import HearthClientError
+from hearth_client.protocol import Delta, Done, Usage
 
 Fault = Callable[[list[Delta]], list[Delta]]
 TOKENS = 12

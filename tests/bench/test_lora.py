@@ -5,11 +5,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.__main__ import bench
-from bench.lora import LoraSession, Switches, Turn, lora_figures, random_adapter
-from runtime.config import load_config
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.lora.adapter import projection_shapes
+from hearth.bench.__main__ import bench
+from hearth.bench.lora import LoraSession, Switches, Turn, lora_figures, random_adapter
+from hearth.runtime.config import load_config
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.lora.adapter import projection_shapes
 
 TURNS = [Turn(1.0, 1.01, 1.2), Turn(2.0, 2.0, 2.2), Turn(4.0, 4.2, 4.3)]
 SWITCHES = Switches([0.5e-3, 0.1e-3, 9e-3], [0.03], [0.01, 0.02, 0.03], misses=6)

@@ -6,14 +6,14 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from bench import memory
-from bench.__main__ import bench
-from bench.memory import MemoryFigures, measure_memory, memory_figures
-from bench.memory_stages import STAGES
-from runtime.errors import HearthError
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.predicted import predict_memory
-from runtime.options import EagleDraftingConfig, SpeculationOptions
+from hearth.bench import memory
+from hearth.bench.__main__ import bench
+from hearth.bench.memory import MemoryFigures, measure_memory, memory_figures
+from hearth.bench.memory_stages import STAGES
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.predicted import predict_memory
+from hearth.runtime.options import EagleDraftingConfig, SpeculationOptions
 from tests.bench.running import run
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.vision.tower_config import config_of

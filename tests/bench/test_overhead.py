@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import overhead
-from bench.overhead import Arrivals, InProcessLoop, overhead_figures
+from hearth.bench import overhead
+from hearth.bench.overhead import Arrivals, InProcessLoop, overhead_figures
 from tests.bench.running import run
 
 

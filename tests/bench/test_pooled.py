@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from bench import pooled
-from bench.contenders.gguf_model import GGUFType, write_gguf
-from bench.pooled import gguf_tensors, write_pooled_engine
-from bench.random_model import QUICK_SHAPE, write_shape
-from runtime.config import load_config
-from runtime.engine_folder import verify_folder
-from runtime.export import ExportOptions, export_model
-from runtime.export.model_config import load_model_config
-from runtime.weights.quantised import Quantised, unpack, widen
-from runtime.weights.weights_file import load_layout
+from hearth.bench import pooled
+from hearth.bench.contenders.gguf_model import GGUFType, write_gguf
+from hearth.bench.pooled import gguf_tensors, write_pooled_engine
+from hearth.bench.random_model import QUICK_SHAPE, write_shape
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import verify_folder
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.weights.quantised import Quantised, unpack, widen
+from hearth.runtime.weights.weights_file import load_layout
 
 FLOAT = ExportOptions(backend="kernels", device="cuda", dtype="float16", capacity=64, max_batch=2)
 

@@ -11,8 +11,14 @@ from msgspec import structs
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from bench import random_model
-from bench.random_model import END_ID, QUICK_SHAPE, SHAPE_06B, write_random_model, write_tokenizer
+from hearth.bench import random_model
+from hearth.bench.random_model import (
+    END_ID,
+    QUICK_SHAPE,
+    SHAPE_06B,
+    write_random_model,
+    write_tokenizer,
+)
 
 
 def test_shards_hold_what_the_index_says(quick_model: Path) -> None:

@@ -6,7 +6,7 @@ import click
 import msgspec
 import pytest
 
-from bench.report import (
+from hearth.bench.report import (
     Record,
     Recorded,
     command_line,
@@ -19,7 +19,7 @@ from bench.report import (
     record_option,
     rounded,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 
 class Figures(msgspec.Struct):
@@ -163,7 +163,7 @@ def test_without_a_repository_a_commit_must_be_given(
         raise subprocess.CalledProcessError(128, "git")
 
     monkeypatch.delenv("BENCH_COMMIT", raising=False)
-    monkeypatch.setattr("bench.report.subprocess.run", fail)
+    monkeypatch.setattr("hearth.bench.report.subprocess.run", fail)
     with pytest.raises(HearthError, match="set \\$BENCH_COMMIT"):
         graphs(kept)
     assert Record(None, []).file is None
@@ -172,7 +172,7 @@ def test_without_a_repository_a_commit_must_be_given(
 def test_the_commit_is_that_of_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BENCH_COMMIT", raising=False)
     done = subprocess.CompletedProcess([], 0, "abc123\n")
-    monkeypatch.setattr("bench.report.subprocess.run", lambda *_, **__: done)
+    monkeypatch.setattr("hearth.bench.report.subprocess.run", lambda *_, **__: done)
     assert current_commit() == "abc123"
 
 

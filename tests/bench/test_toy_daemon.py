@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import toy_daemon
-from bench.toy_daemon import connected, given_or_toy
-from runtime.config import load_config
+from hearth.bench import toy_daemon
+from hearth.bench.toy_daemon import connected, given_or_toy
+from hearth.runtime.config import load_config
 
 
 async def test_every_client_has_a_connection_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:

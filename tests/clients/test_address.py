@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from hearth_client import Client, NotAllowed, address
 from hearth_client.address import resolve_address, socket_path
 from hearth_client.errors import ConnectionFailed

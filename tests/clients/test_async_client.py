@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+
 from hearth_client import (
     AsyncClient,
     ClientClosed,
@@ -19,7 +20,6 @@ from hearth_client import (
     InvalidValue,
     async_client,
 )
-
 from tests.daemon.door.harness import BACKENDS, Harness, running_door
 
 

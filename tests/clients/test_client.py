@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+
 from hearth_client import (
     Client,
     ClientClosed,
@@ -27,7 +28,6 @@ from hearth_client import (
     session,
 )
 from hearth_client.address import absence
-
 from tests.daemon.door.harness import Harness, running_door, until
 
 # A child that talks, one that leaves in the middle, and one with a client that was not connected.

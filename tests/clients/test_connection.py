@@ -3,6 +3,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
 from hearth_client.connection import Connection, Exchange, reply_of
 from hearth_client.errors import (
     ConnectionLost,
@@ -30,9 +34,6 @@ from hearth_client.protocol import (
     Usage,
     Welcome,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from msgspec import structs
 
 encode = msgspec.msgpack.encode
 LIMITS = Limits(

@@ -1,7 +1,9 @@
 import re
 
-import hearth_client
 import pytest
+
+import hearth_client
+from hearth.runtime.errors import CODES
 from hearth_client.errors import (
     _BY_CODE,
     HearthClientError,
@@ -11,8 +13,6 @@ from hearth_client.errors import (
     error_for,
 )
 from hearth_client.protocol import Error
-
-from runtime.errors import CODES
 from tests.clients.vectors import CLIENTS
 
 

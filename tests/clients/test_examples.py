@@ -11,7 +11,7 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from daemon.door.keys import add_client, make_server_keys, read_keys
+from hearth.daemon.door.keys import add_client, make_server_keys, read_keys
 from tests.clients.vectors import CLIENTS
 from tests.daemon.door.harness import greet, running_door
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+
 from hearth_client import Client, ConnectionFailed
 from hearth_client.keys import client_keys, resolve_with_keys
 

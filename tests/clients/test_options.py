@@ -1,4 +1,5 @@
 import pytest
+
 from hearth_client.errors import InvalidValue, UnsupportedOption
 from hearth_client.options import GenerateOptions, as_messages, generate_request
 from hearth_client.protocol import Generate, Message

@@ -5,14 +5,14 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import pytest
+from PIL import Image as PillowImages
+
+from hearth.runtime.image_processing.raw_frames import PIXEL_BYTES
 from hearth_client import pictures
 from hearth_client.errors import ImageInvalid, InvalidValue
 from hearth_client.options import as_messages
 from hearth_client.pictures import Image, Video
 from hearth_client.protocol import ImagePart, Message, RawEncoding, TextPart, VideoFrame, VideoPart
-from PIL import Image as PillowImages
-
-from runtime.image_processing.raw_frames import PIXEL_BYTES
 
 PNG = b"\x89PNG\r\n\x1a\nrest"
 

@@ -1,4 +1,5 @@
 import pytest
+
 from hearth_client.running_clock import RunningClock
 
 

@@ -5,10 +5,10 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hearth_client.protocol import ClientMessage, ServerMessage
 from msgspec import inspect
 
-from daemon.door.faults import describe
+from hearth.daemon.door.faults import describe
+from hearth_client.protocol import ClientMessage, ServerMessage
 from tests.clients.vectors import CLIENTS, load
 
 PROTOCOL_TEXT = (CLIENTS / "PROTOCOL.md").read_text(encoding="utf-8")

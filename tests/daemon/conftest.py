@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.export import ExportOptions, export_model
+from hearth.runtime.export import ExportOptions, export_model
 from tests.daemon.manager import Manager
 
 REFERENCE = Path(__file__).parent.parent / "references" / "qwen3"

@@ -15,10 +15,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from actors.actor_message import FromExecutor
-from actors.executor_messages import Offer
-from actors.mailbox import Receiver, Sender
-from actors.messages import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.executor_messages import Offer
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import (
     Accepted,
     Cancel,
     ExecutorGone,
@@ -31,19 +31,19 @@ from actors.messages import (
     SchedulerReport,
     Submit,
 )
-from actors.scheduler_policy import Decision, SchedulerPolicy
-from actors.settings import PolicySettings
-from actors.tokenizer import TokenizerActor
-from daemon.door import dispatch
-from daemon.door.dispatch import Dispatch
-from daemon.door.replies import Replies
-from daemon.door.requests import Requests
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import Received
-from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorFacts, DoorState
-from daemon.life import Life
-from runtime.text import Tokenizer
+from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.settings import PolicySettings
+from hearth.actors.tokenizer import TokenizerActor
+from hearth.daemon.door import dispatch
+from hearth.daemon.door.dispatch import Dispatch
+from hearth.daemon.door.replies import Replies
+from hearth.daemon.door.requests import Requests
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import Received
+from hearth.daemon.door.sockets import DoorSockets
+from hearth.daemon.door.state import DoorFacts, DoorState
+from hearth.daemon.life import Life
+from hearth.runtime.text import Tokenizer
 from tests.actors.simulated_executor import SimulatedExecutor
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

@@ -1,11 +1,11 @@
 from pathlib import Path
 
-from actors.addresses import SocketFolder
-from actors.messages import ExecutorLimits, ExecutorReady
-from actors.roles import ExecutorSettings
-from actors.supervisor_messages import ActorReady
-from daemon.actor_plans import executor_plan, executor_ready
-from daemon.configuration.settings import settings_of
+from hearth.actors.addresses import SocketFolder
+from hearth.actors.messages import ExecutorLimits, ExecutorReady
+from hearth.actors.roles import ExecutorSettings
+from hearth.actors.supervisor_messages import ActorReady
+from hearth.daemon.actor_plans import executor_plan, executor_ready
+from hearth.daemon.configuration.settings import settings_of
 
 
 def test_the_executor_s_paths_do_not_depend_on_the_working_folder() -> None:

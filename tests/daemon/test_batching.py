@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hearth_client import Client
 
-from daemon.own_daemon import own_daemon
+from hearth.daemon.own_daemon import own_daemon
+from hearth_client import Client
 
 # Four prompts of 60 tokens take 1 s to read, and 20 steps more until they have paid for that.
 DEAR = (

@@ -7,18 +7,18 @@ import onnxruntime
 import pytest
 from msgspec import structs
 
-from daemon import check
-from daemon.check import inspect_engine
-from daemon.configuration.settings import Settings, settings_of
-from daemon.engine_settings import runtime_options
-from runtime.config import load_config
-from runtime.engine_folder import write_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.export.draft_config import DraftOptions
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.onnx_runtime import CUDA_PROVIDER
-from runtime.options import draft_tree
+from hearth.daemon import check
+from hearth.daemon.check import inspect_engine
+from hearth.daemon.configuration.settings import Settings, settings_of
+from hearth.daemon.engine_settings import runtime_options
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.draft_config import DraftOptions
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.onnx_runtime import CUDA_PROVIDER
+from hearth.runtime.options import draft_tree
 from tests.daemon.conftest import REFERENCE
 from tests.daemon.test_gpu_facts import GPU
 from tests.eagle_models import write_draft
@@ -74,7 +74,7 @@ def test_a_draft_that_is_not_there_is_refused(tiny_engine: Path) -> None:
 
 
 def test_what_does_not_fit_is_not_ok(tiny_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
+    monkeypatch.setattr("hearth.daemon.check.available_memory", lambda: 1)
     report = inspect_engine(Settings(), tiny_engine)
     assert not report.ok
     assert "1 row of 96 tokens would take" in (report.reason or "")

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from daemon.check import inspect_engine, with_answer
-from daemon.cli.check import check
-from daemon.configuration.settings import settings_of
-from runtime.engine_folder import ANSWER_FILE, record_files
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
+from hearth.daemon.check import inspect_engine, with_answer
+from hearth.daemon.cli.check import check
+from hearth.daemon.configuration.settings import settings_of
+from hearth.runtime.engine_folder import ANSWER_FILE, record_files
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
 from tests.vision_models import write_vision_model
 
 SETTINGS = settings_of(threads=1)

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hearth_client import Client, DeadlineExceeded
 
-from daemon.own_daemon import own_daemon
+from hearth.daemon.own_daemon import own_daemon
+from hearth_client import Client, DeadlineExceeded
 from tests.daemon.manager import Manager
 
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)

@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hearth_client import protocol
 from msgspec import structs
 
-from actors.arena import Arena
-from actors.arena_embeddings import ArenaEmbeddings
-from actors.encoder_messages import Encode, Encoded, EncoderReady
-from actors.encodings import ImageArenas
-from actors.executor_messages import Offer
-from actors.image_work import ImageTimes, Visual
-from actors.messages import Prepare, Request, Submit
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
-from daemon.door.pictures import Pictures, VisualPart
+from hearth.actors.arena import Arena
+from hearth.actors.arena_embeddings import ArenaEmbeddings
+from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
+from hearth.actors.encodings import ImageArenas
+from hearth.actors.executor_messages import Offer
+from hearth.actors.image_work import ImageTimes, Visual
+from hearth.actors.messages import Prepare, Request, Submit
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.pictures import Pictures, VisualPart
+from hearth_client import protocol
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.actors.simulation import LIMITS, ready
 from tests.runtime.engine_configs import small_config

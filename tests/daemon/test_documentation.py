@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 import pytest
 
-from daemon.cli import cli
-from daemon.configuration.settings import SETTINGS, Setting
-from daemon.configuration.words import allowed, shown
+from hearth.daemon.cli import cli
+from hearth.daemon.configuration.settings import SETTINGS, Setting
+from hearth.daemon.configuration.words import allowed, shown
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

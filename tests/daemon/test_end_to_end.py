@@ -8,6 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hearth.daemon.check import inspect_engine
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import (
+    Cancelled,
+    CancelRequest,
+    Top,
+    TopReport,
+    Trace,
+    TraceReport,
+)
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
 from hearth_client import (
     CancelledByOperator,
     CapacityExceeded,
@@ -19,22 +35,6 @@ from hearth_client import (
     UnsupportedOption,
 )
 
-from daemon.check import inspect_engine
-from daemon.configuration.settings import settings_of
-from daemon.control.client import ask
-from daemon.control.messages import (
-    Cancelled,
-    CancelRequest,
-    Top,
-    TopReport,
-    Trace,
-    TraceReport,
-)
-from daemon.own_daemon import OwnDaemon, own_daemon
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.text import Tokenizer
-
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 CAPACITY = 96
@@ -43,8 +43,8 @@ ROOM = 4
 SLOW = ("--engine-kind", "simulated", "--step-ms", "10")
 LITTLE_MEMORY = """
 import sys
-if "actors.host" in sys.orig_argv:
-    import runtime.memory.system as system
+if "hearth.actors.host" in sys.orig_argv:
+    import hearth.runtime.memory.system as system
     system.available_memory = lambda: {free}
 """
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon import watchdog as notify_module
-from daemon.configuration.settings import settings_of
-from daemon.exit_codes import CONFIGURATION, EXECUTOR_FAILED, EXECUTOR_STUCK, FAILED
-from daemon.service import serve
-from daemon.supervision.restart_policy import stuck
-from daemon.supervision.supervisor import Supervisor
-from runtime.errors import HearthError
+from hearth.daemon import watchdog as notify_module
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.exit_codes import CONFIGURATION, EXECUTOR_FAILED, EXECUTOR_STUCK, FAILED
+from hearth.daemon.service import serve
+from hearth.daemon.supervision.restart_policy import stuck
+from hearth.daemon.supervision.supervisor import Supervisor
+from hearth.runtime.errors import HearthError
 
 LOST = HearthError("executor_failed", "the executor was lost, 3 restarts did not help: it crashed")
 WRONG = HearthError("wrong_answer", "the engine does not compute its model", "engine")

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.configuration.settings import Settings, settings_of
-from daemon.engine_settings import runtime_options
-from runtime.errors import HearthError
+from hearth.daemon.configuration.settings import Settings, settings_of
+from hearth.daemon.engine_settings import runtime_options
+from hearth.runtime.errors import HearthError
 
 
 def test_the_runtime_is_given_its_section_with_paths_and_the_memory_of_pictures(

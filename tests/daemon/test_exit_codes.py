@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon import exit_codes
-from daemon.cli.errors import UNREAD, USAGE
-from daemon.exit_codes import (
+from hearth.daemon import exit_codes
+from hearth.daemon.cli.errors import UNREAD, USAGE
+from hearth.daemon.exit_codes import (
     CONFIGURATION,
     EXECUTOR_FAILED,
     EXECUTOR_STUCK,
@@ -15,7 +15,7 @@ from daemon.exit_codes import (
     exit_code,
     reason_of,
 )
-from runtime.errors import CODES, Code, HearthError
+from hearth.runtime.errors import CODES, Code, HearthError
 
 if sys.version_info < (3, 11):
     from exceptiongroup import ExceptionGroup

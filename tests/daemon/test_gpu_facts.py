@@ -7,9 +7,9 @@ import pytest
 from cuda.bindings import nvrtc
 from msgspec import structs
 
-from daemon import gpu_facts as module
-from daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
-from runtime.errors import HearthError
+from hearth.daemon import gpu_facts as module
+from hearth.daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
+from hearth.runtime.errors import HearthError
 from tests.runtime.engine_configs import PLAN, small_config
 
 GPU = GPUFacts(

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import pytest
 from cuda.bindings import nvrtc
 
-from daemon.kernel_cache import KernelCache, compile_kernels, kernel_cache, targets_of
-from runtime.device.cuda.compiler import KernelCompiler, kernel_source
-from runtime.device.cuda.driver import CudaDriver
-from runtime.errors import HearthError
-from runtime.executor.kernels.engine import wanted_kernels
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.deployment import load_deployment
-from runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.daemon.kernel_cache import KernelCache, compile_kernels, kernel_cache, targets_of
+from hearth.runtime.device.cuda.compiler import KernelCompiler, kernel_source
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.kernels.engine import wanted_kernels
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.runtime.device.cuda.test_gpu_facts import ClusterDriver
@@ -69,7 +69,7 @@ class Compiler:
 def test_what_is_missing_is_compiled_without_a_gpu(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.kernel_cache.KernelCompiler", Compiler)
+    monkeypatch.setattr("hearth.daemon.kernel_cache.KernelCompiler", Compiler)
     monkeypatch.setattr(Compiler, "made", [])
     folder, heard = tmp_path / "kernels", list[tuple[int, int]]()
     folder.mkdir()
@@ -93,7 +93,7 @@ def test_what_is_missing_is_compiled_without_a_gpu(
 def test_a_cache_folder_that_cannot_be_written_is_said(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.kernel_cache.KernelCompiler", Compiler)
+    monkeypatch.setattr("hearth.daemon.kernel_cache.KernelCompiler", Compiler)
     deployment = load_deployment(engine, RuntimeOptions())
     with pytest.raises(HearthError, match="cannot be written") as caught:
         compile_kernels(
@@ -131,7 +131,7 @@ def test_what_a_base_and_its_draft_want_is_looked_for(tmp_path: Path, monkeypatc
         asked.append(wanted_kernels(*given))
         return asked[-1]
 
-    monkeypatch.setattr("daemon.kernel_cache.wanted_kernels", wanted)
+    monkeypatch.setattr("hearth.daemon.kernel_cache.wanted_kernels", wanted)
     opening: Any = lambda: context  # noqa: E731 - one of another type
     folder = tmp_path / "kernels"
     found = kernel_cache(tmp_path / "engine", deployment, opening, folder)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.life import STATES, Life, words
+from hearth.daemon.life import STATES, Life, words
 
 
 def test_a_start_goes_through_its_stages_to_ready() -> None:

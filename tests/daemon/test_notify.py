@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from daemon.watchdog import notify
+from hearth.daemon.watchdog import notify
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.cli import serve as open_files
-from runtime.errors import HearthError
+from hearth.daemon.cli import serve as open_files
+from hearth.runtime.errors import HearthError
 
 Limits = tuple[int, int]
 
@@ -54,7 +54,7 @@ def test_a_system_without_a_limit_takes_all(limits: list[Limits]) -> None:
 
 def test_files_that_the_caller_closed_are_no_place_for_others(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from daemon.cli.serve import fill_standard_files as fill; fill(); "
+        "import os, sys; from hearth.daemon.cli.serve import fill_standard_files as fill; fill(); "
         "sys.stderr.write('nowhere'); sys.stderr.flush(); "
         "open(sys.argv[1], 'w').write(os.readlink('/proc/self/fd/0') * (os.pipe()[0] > 2))"
     )

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from hearth_client import Client
 
-from daemon.cli.errors import Failure
-from daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth_client import Client
 
 
 def test_it_is_ready_inside_and_gone_after(tiny_engine: Path) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hearth_client import CacheFull, Client, ExecutorFailed, Generation, Usage
 
-from actors.executor import FAILURE_LIMIT
-from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.shipped import SOURCE
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.export import ExportOptions, export_model
-from runtime.request import CacheUse
+from hearth.actors.executor import FAILURE_LIMIT
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.daemon.shipped import SOURCE
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.request import CacheUse
+from hearth_client import CacheFull, Client, ExecutorFailed, Generation, Usage
 from tests.daemon.door.harness import until
 
 pytestmark = pytest.mark.slow

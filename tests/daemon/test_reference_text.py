@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hearth_client import Client
 
-from daemon.own_daemon import own_daemon
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.export import ExportOptions, export_model
+from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.export import ExportOptions, export_model
+from hearth_client import Client
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

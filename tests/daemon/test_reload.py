@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.configuration.settings import SETTINGS, Settings, replaced, settings_of
-from daemon.service import change_to
+from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced, settings_of
+from hearth.daemon.service import change_to
 
 OTHER = settings_of(clients=7, hold_s=9.0, threads=3, log_level="debug", engine="other")
 

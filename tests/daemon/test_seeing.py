@@ -13,6 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image as Pillow
+
+from hearth.daemon.cli.generate import generate
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.runtime.export import ExportOptions, export_model
 from hearth_client import (
     Client,
     DeadlineExceeded,
@@ -22,11 +27,6 @@ from hearth_client import (
     ImageInvalid,
     ImageUsage,
 )
-from PIL import Image as Pillow
-
-from daemon.cli.generate import generate
-from daemon.own_daemon import OwnDaemon, own_daemon
-from runtime.export import ExportOptions, export_model
 from tests.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from daemon.configuration.load import OLD_NAMES, load_settings
-from daemon.configuration.settings import Settings, replaced
-from daemon.door.keys import make_server_keys
-from daemon.exit_codes import CONFIGURATION, STOPPED
-from daemon.service import serve
+from hearth.daemon.configuration.load import OLD_NAMES, load_settings
+from hearth.daemon.configuration.settings import Settings, replaced
+from hearth.daemon.door.keys import make_server_keys
+from hearth.daemon.exit_codes import CONFIGURATION, STOPPED
+from hearth.daemon.service import serve
 
 DEFAULTS = Settings()
 
@@ -88,11 +88,11 @@ def test_a_port_that_is_taken_ends_before_anything_is_loaded(
 ASKED_EARLY = """
 import signal, sys
 from pathlib import Path
-from daemon.configuration.settings import settings_of
-from daemon.signals import held_signals
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.signals import held_signals
 with held_signals() as send_again:
     signal.raise_signal(signal.SIGTERM)
-    from daemon.service import serve
+    from hearth.daemon.service import serve
     settings = settings_of(socket=sys.argv[1], engine_kind="simulated", log_format="json")
     sys.exit(serve(settings, Path(sys.argv[2]), send_again=send_again))
 """

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from daemon import shipped
-from daemon.configuration.settings import Settings, settings_of
-from daemon.shipped import engine_folder, same_engine, shipped_engine, wants_kernels
-from runtime.errors import HearthError
-from runtime.export import ExportOptions
-from runtime.generation.deployment import load_deployment
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.daemon import shipped
+from hearth.daemon.configuration.settings import Settings, settings_of
+from hearth.daemon.shipped import engine_folder, same_engine, shipped_engine, wants_kernels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         target.mkdir(parents=True)
         (target / "base_config.json").write_text("{}")
 
-    monkeypatch.setattr("runtime.export.export_model", export)
+    monkeypatch.setattr("hearth.runtime.export.export_model", export)
     return made
 
 
@@ -133,7 +133,7 @@ def test_kernels_have_a_folder_of_their_own_and_ask_for_no_library(
     def ask() -> str:
         raise HearthError("engine_incompatible", "there is no engine library")
 
-    for module in ("daemon.shipped", "runtime.export.options"):
+    for module in ("hearth.daemon.shipped", "hearth.runtime.export.options"):
         monkeypatch.setattr(f"{module}.installed_version", ask)
     kernels = shipped_engine(shipped.SOURCE, shipped.DRAFT, tmp_path, kernels=True)
     assert kernels != folder

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from daemon.actor_plans import encoder_plan, executor_plan
-from daemon.configuration.settings import Settings, replaced, settings_of
-from daemon.engine_settings import runtime_options
-from daemon.sight import most_tokens, open_sight
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
+from hearth.daemon.actor_plans import encoder_plan, executor_plan
+from hearth.daemon.configuration.settings import Settings, replaced, settings_of
+from hearth.daemon.engine_settings import runtime_options
+from hearth.daemon.sight import most_tokens, open_sight
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
 from tests.runtime.image_processing.photographs import config_like
 
 SETTINGS = settings_of(

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from daemon.signals import Asked, held_signals
-from runtime.errors import HearthError
+from hearth.daemon.signals import Asked, held_signals
+from hearth.runtime.errors import HearthError
 
 MANAGED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
 

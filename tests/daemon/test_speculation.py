@@ -5,11 +5,11 @@ from contextlib import closing
 
 import pytest
 
-from bench.spec.command import VERIFY_SHAPES, SpecChoice, SpecSession, shape_name
-from bench.spec.contest import VerifyFigures
-from daemon.shipped import DRAFT, SOURCE
-from runtime.export import ExportOptions, export_model
-from runtime.export.draft_config import DraftOptions
+from hearth.bench.spec.command import VERIFY_SHAPES, SpecChoice, SpecSession, shape_name
+from hearth.bench.spec.contest import VerifyFigures
+from hearth.daemon.shipped import DRAFT, SOURCE
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.draft_config import DraftOptions
 
 pytestmark = pytest.mark.slow
 PROMPTS = 12

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import structlog
 from click.testing import CliRunner
-from hearth_client import Client, NotAllowed
 
-from daemon.cli.status import status
-from daemon.configuration.settings import settings_of
-from daemon.control.client import ask
-from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
-from daemon.door.keys import add_client, make_server_keys, remove_client
-from daemon.own_daemon import own_daemon
-from daemon.service import serve
-from runtime.errors import HearthError
+from hearth.daemon.cli.status import status
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
+from hearth.daemon.door.keys import add_client, make_server_keys, remove_client
+from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.service import serve
+from hearth.runtime.errors import HearthError
+from hearth_client import Client, NotAllowed
 
 
 def free_port() -> int:

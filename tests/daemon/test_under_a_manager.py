@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hearth_client import Client
 
-from daemon.configuration.settings import settings_of
-from daemon.control.client import ask
-from daemon.control.messages import Reload, Reloaded
-from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.service import serve
-from runtime.errors import HearthError
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Reload, Reloaded
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.daemon.service import serve
+from hearth.runtime.errors import HearthError
+from hearth_client import Client
 from tests.daemon.manager import Manager
 
 SIMULATED = ("--engine-kind", "simulated", "--step-ms", "20")

@@ -4,8 +4,8 @@ import os
 import anyio
 import pytest
 
-from daemon import watchdog as module
-from daemon.watchdog import Pulse, Watchdog, is_well, watched_s, worst
+from hearth.daemon import watchdog as module
+from hearth.daemon.watchdog import Pulse, Watchdog, is_well, watched_s, worst
 
 WATCHED = {"WATCHDOG_USEC": "3000000"}
 

@@ -8,19 +8,19 @@ from random import Random
 from typing import Any, cast
 
 import msgspec
+
+from hearth.actors import messages as m
+from hearth.actors.arena import Arena
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.finished import Listener
+from hearth.daemon.door.front_door import FrontDoor
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import DoorSocket
+from hearth.daemon.door.state import DoorFacts
+from hearth.daemon.life import Life
+from hearth.runtime.errors import CODES
 from hearth_client import protocol
 from hearth_client.protocol import ClientMessage, ServerMessage
-
-from actors import messages as m
-from actors.arena import Arena
-from actors.settings import PolicySettings
-from daemon.door.finished import Listener
-from daemon.door.front_door import FrontDoor
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import DoorSocket
-from daemon.door.state import DoorFacts
-from daemon.life import Life
-from runtime.errors import CODES
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 
 ENDS = (protocol.Done, protocol.Tokens, protocol.Detokenized, protocol.StatusReport)

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Any, get_args
 
+from hearth.actors import executor_messages, messages, supervisor_messages
+from hearth.daemon.control.messages import ControlRequest
 from hearth_client.protocol import ClientMessage
-
-from actors import executor_messages, messages, supervisor_messages
-from daemon.control.messages import ControlRequest
 
 ALL = 300_000
 AT_LEAST = 3_000

@@ -10,8 +10,8 @@ import anyio
 import msgspec
 import zmq
 
-from actors.mailbox import Receiver, Sender
-from daemon.door.socket import Received
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.daemon.door.socket import Received
 
 
 class _Socket:

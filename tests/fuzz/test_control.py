@@ -12,20 +12,20 @@ from unittest.mock import patch
 import anyio
 import msgspec
 
-from actors.messages import SchedulerReport
-from daemon.adapters.keeper import AdapterFolder, AdapterKeeper
-from daemon.configuration.settings import Settings
-from daemon.control.messages import (
+from hearth.actors.messages import SchedulerReport
+from hearth.daemon.adapters.keeper import AdapterFolder, AdapterKeeper
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.control.messages import (
     ControlAnswer,
     ControlError,
     ControlRequest,
     Reload,
     Reloaded,
 )
-from daemon.control.server import ControlServer, Handler
-from daemon.observe.observers import Observers
-from runtime.errors import CODES
-from runtime.executor.simulated_engine import simulated_config
+from hearth.daemon.control.server import ControlServer, Handler
+from hearth.daemon.observe.observers import Observers
+from hearth.runtime.errors import CODES
+from hearth.runtime.executor.simulated_engine import simulated_config
 from tests.fuzz.clients import Clients
 from tests.fuzz.doors import DOORS, PER_TYPE
 from tests.fuzz.flat import Flat

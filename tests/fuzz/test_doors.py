@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from actors.actor_message import ActorMessage, FromExecutor
+from hearth.actors.actor_message import ActorMessage, FromExecutor
 from tests.fuzz.doors import ALL, AT_LEAST, DOORS, PER_TYPE, TYPES
 
 HERE = Path(__file__).parent

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors import messages as m
-from actors.executor import ExecutorActor
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
-from actors.supervisor_messages import SupervisorMessage
-from runtime.config import RopeConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.engine import EngineOptions
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.request import RequestOptions, RowRequest
+from hearth.actors import messages as m
+from hearth.actors.executor import ExecutorActor
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
+from hearth.actors.supervisor_messages import SupervisorMessage
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.fuzz.doors import DOORS, PER_TYPE
 from tests.fuzz.flat import Flat
 from tests.fuzz.mail import Inbox, Outbox
@@ -141,7 +141,7 @@ def rows_with_images(store: LocalEmbeddings) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("which", ["ExecutorMessage", "ExecutorControl"])
 def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     house, told = House(), 0
-    monkeypatch.setattr("actors.executor.wait_any", house.more)
+    monkeypatch.setattr("hearth.actors.executor.wait_any", house.more)
     inbox = house.work if which == "ExecutorMessage" else house.control
     rows: list[Any] = [[[number], 1, {"max_tokens": 3}] for number in range(1, 5)]
     rows += rows_with_images(house.embeddings)

@@ -8,12 +8,12 @@ from typing import Any, get_args
 import pytest
 from PIL import Image
 
-from runtime.errors import HearthError
-from runtime.image_processing import headers
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.headers import read_header
-from runtime.image_processing.raw_frames import raw_size
-from runtime.images import Picture, RawEncoding
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing import headers
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.headers import read_header
+from hearth.runtime.image_processing.raw_frames import raw_size
+from hearth.runtime.images import Picture, RawEncoding
 from tests.runtime.image_processing.photographs import draw, file_of, with_xmp
 
 MUTATIONS = 20_000

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 import zmq
 
-from actors import messages as m
-from actors.encoder_messages import Encode, Encoded, EncoderReady
-from actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
-from actors.image_work import ImageTimes
-from actors.mailbox import Sender
-from actors.scheduler import SchedulerActor
-from actors.scheduler_policy import SchedulerPolicy
-from actors.settings import PolicySettings
+from hearth.actors import messages as m
+from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.mailbox import Sender
+from hearth.actors.scheduler import SchedulerActor
+from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
 from tests.fuzz.flat import all_mutations
 from tests.fuzz.mail import Inbox, Outbox

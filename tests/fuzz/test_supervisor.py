@@ -8,19 +8,19 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from actors import messages as m
-from actors.addresses import Addresses, SocketFolder
-from actors.settings import PolicySettings
-from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from daemon.actor_plans import executor_plan, executor_ready
-from daemon.configuration.settings import settings_of
-from daemon.door.replies import executor_report
-from daemon.door.state import door_facts, within
-from daemon.life import Life
-from daemon.supervision.supervisor import Listeners, Supervisor
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.loading import Stage
+from hearth.actors import messages as m
+from hearth.actors.addresses import Addresses, SocketFolder
+from hearth.actors.settings import PolicySettings
+from hearth.actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
+from hearth.daemon.actor_plans import executor_plan, executor_ready
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.door.replies import executor_report
+from hearth.daemon.door.state import door_facts, within
+from hearth.daemon.life import Life
+from hearth.daemon.supervision.supervisor import Listeners, Supervisor
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.loading import Stage
 from tests.fuzz.flat import all_mutations
 from tests.fuzz.mail import CONTEXT, Inbox
 

@@ -8,9 +8,9 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from actors import messages as m
-from actors.tokenizer import TokenizerActor
-from runtime.request import RowToken
+from hearth.actors import messages as m
+from hearth.actors.tokenizer import TokenizerActor
+from hearth.runtime.request import RowToken
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.fuzz.flat import all_mutations
 from tests.fuzz.mail import Inbox, Outbox

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from daemon.door.zmtp import Event, Limits, Message, Refusal, Zmtp
+from hearth.daemon.door.zmtp import Event, Limits, Message, Refusal, Zmtp
 from tests.daemon.door.test_zmtp import PING, READY, command, frame, greeting
 
 LIMITS = Limits(frame_bytes=20_000, message_bytes=30_000, frames=4)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
 
 MODEL = Path(__file__).parents[2] / "models" / "home"
 CAPACITY = 1024

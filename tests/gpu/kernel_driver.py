@@ -9,24 +9,24 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
-from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.executor.engine import Binding
-from runtime.executor.kernels.engine import KernelsEngine
-from runtime.export.external_weights import facts_of
-from runtime.export.kernels_export import kernel_tensors
-from runtime.export.layout import expected_tensors
-from runtime.export.model_config import ModelConfig
-from runtime.export.reference_pass import decode
-from runtime.files import cache_folder
-from runtime.reference.token_trees import node_depths, pack_mask
-from runtime.rope import rope_tables
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import TensorSpec, build_registry_for_llm
-from runtime.tensors.tensor import Tensor, numpy_dtype
-from runtime.weights.weights_file import (
+from hearth.runtime.config import DType, LLMEngineRunnerConfig, RopeConfig
+from hearth.runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.kernels.engine import KernelsEngine
+from hearth.runtime.export.external_weights import facts_of
+from hearth.runtime.export.kernels_export import kernel_tensors
+from hearth.runtime.export.layout import expected_tensors
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.reference_pass import decode
+from hearth.runtime.files import cache_folder
+from hearth.runtime.reference.token_trees import node_depths, pack_mask
+from hearth.runtime.rope import rope_tables
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import TensorSpec, build_registry_for_llm
+from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
+from hearth.runtime.weights.weights_file import (
     EMBEDDING,
     StoredType,
     WeightEntry,
@@ -140,7 +140,7 @@ def random_weights(family: Family, dtype: DType, seed: int = 0) -> dict[str, Arr
 
 
 class _Reference:
-    """The weights as `runtime.export.reference_pass` reads them."""
+    """The weights as `hearth.runtime.export.reference_pass` reads them."""
 
     def __init__(self, model: ModelConfig, weights: Mapping[str, Array]) -> None:
         self._arrays = {source: weights[name] for name, source in kernel_tensors(model).items()}
@@ -276,7 +276,7 @@ class KernelDriver:
     ) -> InferenceDims:
         """Fill the inputs of a step; `every` token gets logits, or the last of each row.
 
-        `parents` makes each row a tree, as `runtime.reference.token_trees` has them.
+        `parents` makes each row a tree, as `hearth.runtime.reference.token_trees` has them.
         """
         batch, width = len(rows), max(map(len, rows))
         ids, positions = np.zeros((batch, width), np.int64), np.zeros((batch, width), np.int64)

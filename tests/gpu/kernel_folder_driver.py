@@ -6,19 +6,19 @@ from typing import Any, ClassVar
 import numpy as np
 from safetensors.numpy import load_file
 
-from runtime.config import WEIGHTS_FILE
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.executor.engine import Binding
-from runtime.executor.kernels.engine import KernelsEngine
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.lora import RANK
-from runtime.tensors.registry import (
+from hearth.runtime.config import WEIGHTS_FILE
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.kernels.engine import KernelsEngine
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.lora import RANK
+from hearth.runtime.tensors.registry import (
     TensorSpec,
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
 )
-from runtime.tensors.tensor import Tensor
-from runtime.weights.weights_file import load_layout
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.weights.weights_file import load_layout
 from tests.runtime.export.graph_driver import Array, GraphDriver
 
 

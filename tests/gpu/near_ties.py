@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 GREEDY = RequestOptions(logprobs=2)
 """Greedy, with what the lead of each token over the second is read from."""

@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from runtime.config import load_config
-from runtime.device.cuda.context import open_context
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaStream
-from runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
-from runtime.executor.engine import Binding
-from runtime.executor.tensorrt.engine import TensorRTEngine
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import generation_profile
-from runtime.tensors.registry import build_registry_for_llm
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cuda.context import open_context
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.tensorrt.engine import TensorRTEngine
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import generation_profile
+from hearth.runtime.tensors.registry import build_registry_for_llm
+from hearth.runtime.tensors.tensor import Tensor
 
 Array = NDArray[Any]
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import numpy as np
 
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.tensors.tensor import Tensor
 
 STEPS_BEFORE = 12
 NOWHERE = 8
 HOOK = """
 import sys
-if "actors.host" in sys.orig_argv:
+if "hearth.actors.host" in sys.orig_argv:
     from pathlib import Path
     from tests.gpu.poison import install
     install(Path({marker!r}))

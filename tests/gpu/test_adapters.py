@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import GeneratedRow, GenerationRequest, RowRequest
-from runtime.text import Tokenizer
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GeneratedRow, GenerationRequest, RowRequest
+from hearth.runtime.text import Tokenizer
 from tests.gpu.conftest import CAPACITY, DRAFT, MODEL
 from tests.gpu.near_ties import divergences, greedy_row, references
 from tests.peft_models import write_peft

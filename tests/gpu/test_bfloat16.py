@@ -14,21 +14,21 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from daemon.cli.export import export
-from daemon.shipped import VISION
+from hearth.daemon.cli.export import export
+from hearth.daemon.shipped import VISION
+from hearth.runtime.config import load_config
+from hearth.runtime.device.open import open_device
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.assembly import share_context_memory
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.tower_answer import check_tower_answer
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
+from hearth.runtime.weights.external_weight_manager import answer_of
 from models.splits import held_out
-from runtime.config import load_config
-from runtime.device.open import open_device
-from runtime.executor.engine import EngineOptions
-from runtime.generation.assembly import share_context_memory
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.text import Tokenizer
-from runtime.tower_answer import check_tower_answer
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER, load_vision_config
-from runtime.weights.external_weight_manager import answer_of
 from tests.gpu.conftest import CAPACITY, DRAFT, MODEL
 from tests.gpu.near_ties import divergences, greedy_row, references
 from tests.peft_models import write_peft

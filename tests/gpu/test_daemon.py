@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hearth_client import Client
 
-from daemon.own_daemon import own_daemon
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.text import Tokenizer
+from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.text import Tokenizer
+from hearth_client import Client
 from tests.gpu.near_ties import divergences, greedy_row, references
 from tests.gpu.test_engines import NEAR_TIE, QUESTIONS
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.device.cuda.stream import CudaEvent, CudaStream
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.text import Tokenizer
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
 from tests.gpu.near_ties import divergences, greedy_row, references
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from runtime.export import ExportOptions, export_model
-from runtime.export.weights_export import export_weights
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
 from tests.gpu.conftest import CAPACITY, MODEL
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 from tests.runtime.weights.external_models import tuned

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hearth_client import Client
-from hearth_client.errors import HearthClientError
 from msgspec import structs
 
-from daemon.own_daemon import own_daemon
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.generation.budget import budgets_of
-from runtime.generation.deployment import DeploymentConfig, load_deployment
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest
+from hearth.daemon.own_daemon import own_daemon
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.budget import budgets_of
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest
+from hearth_client import Client
+from hearth_client.errors import HearthClientError
 from tests.gpu.conftest import EngineFolder
 from tests.gpu.near_ties import greedy_row
 from tests.gpu.poison import HOOK
@@ -35,7 +35,7 @@ SPARE = 4 << 20
 def test_a_chunk_without_memory_fails_its_rows_and_the_next_ones_run(
     engine_folder: EngineFolder,
 ) -> None:
-    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
+    from hearth.runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
 
     # Attention writes its scores down: more than an arena has to spare.
     runtime = LLMInferenceRuntime.open(engine_folder(SPACIOUS), RuntimeOptions())
@@ -64,7 +64,7 @@ def test_more_cache_than_memory_is_refused_when_it_is_loaded(engine_folder: Engi
 
 @pytest.mark.whole_gpu
 def test_limits_that_nobody_asked_for_fit_into_what_is_free(engine_folder: EngineFolder) -> None:
-    from runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
+    from hearth.runtime.device.cuda.cuda_device import open_cuda_device  # noqa: PLC0415 - an extra
 
     folder = engine_folder(ENGINE)
     needed = []

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from runtime.config import load_config
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.config import load_config
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.runtime.generation.image_models import STORE, arriving, check_text, image_rows
 from tests.vision_models import FAMILIES, Family, write_vision_model

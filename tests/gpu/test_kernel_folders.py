@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from runtime.config import load_config
-from runtime.device.cuda.cuda_device import open_cuda_device
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.model_config import load_model_config
-from runtime.export.reference_pass import reference_logits as computed_logits
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cuda.cuda_device import open_cuda_device
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.reference_pass import reference_logits as computed_logits
 from tests.gpu.kernel_folder_driver import FolderDriver
 from tests.low_rank_models import AdaptedWeights, Adapter, engine_inputs, random_adapter
 from tests.references import reference_folder, reference_logits

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from hearth.runtime.device.cuda.ops import CudaStepOps
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
 from models.splits import held_out
-from runtime.device.cuda.ops import CudaStepOps
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
-from runtime.text import Tokenizer
 from tests.gpu.conftest import CAPACITY, DRAFT, MODEL
 from tests.peft_models import write_peft
 

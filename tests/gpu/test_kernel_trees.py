@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.config import DType
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from tests.gpu.kernel_driver import QWEN3, SMALL_HEADS, KernelDriver
 from tests.gpu.test_kernels import NAN_BYTE, same, text
 

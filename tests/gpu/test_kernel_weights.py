@@ -5,18 +5,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hearth_client import Client
 from msgspec import structs
 
-from daemon.own_daemon import own_daemon
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.export.weights_export import export_weights
-from runtime.files import cache_folder
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.weights.external_weight_manager import answer_of
+from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.files import cache_folder
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.weights.external_weight_manager import answer_of
+from hearth_client import Client
 from tests.gpu.conftest import DRAFT, MODEL
 from tests.runtime.weights.external_models import Given, tuned
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from tests.gpu.kernel_driver import (
     LARGE_HEADS,
     LLAMA,

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.device.cuda.stream import CudaEvent, CudaStream
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RowRequest
-from runtime.text import Tokenizer
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RowRequest
+from hearth.runtime.text import Tokenizer
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import Quantization
-from runtime.export import DraftOptions, export_model
+from hearth.runtime.config import Quantization
+from hearth.runtime.export import DraftOptions, export_model
 from tests.gpu.conftest import DRAFT, MODEL
 from tests.gpu.test_kernel_weights import OPTIONS, spoken
 

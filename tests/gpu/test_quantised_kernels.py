@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from runtime.config import DType
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.quantised import Kind, pack, round_weights, widen
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.quantised import Kind, pack, round_weights, widen
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, random_weights, reference_logits
 from tests.gpu.test_kernels import NAN_BYTE, TOLERANCE, same, text
 

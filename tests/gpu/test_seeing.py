@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hearth_client import Client, Image
 
-from daemon.own_daemon import own_daemon
-from runtime.export import ExportOptions, export_model
+from hearth.daemon.own_daemon import own_daemon
+from hearth.runtime.export import ExportOptions, export_model
+from hearth_client import Client, Image
 from tests.daemon.test_seeing import picture, seen
 from tests.vision_models import FAMILIES, Family, write_vision_model
 

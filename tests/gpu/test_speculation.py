@@ -7,11 +7,11 @@ from typing import NamedTuple
 import pytest
 from msgspec import structs
 
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GenerationRequest, RowRequest
+from hearth.runtime.text import Tokenizer
 from models.splits import held_out
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RowRequest
-from runtime.text import Tokenizer
 from tests.gpu.conftest import CHAINED, DRAFTED, EngineFolder
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.device.device import Device
-from runtime.device.open import open_device
-from runtime.executor.engine import EngineOptions
-from runtime.export import ExportOptions
-from runtime.export.options import Dialect, TargetType
-from runtime.export.vision.write import write_vision
-from runtime.generation.assembly import share_context_memory
-from runtime.tower_answer import check_tower_answer
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER, load_vision_config
+from hearth.runtime.device.device import Device
+from hearth.runtime.device.open import open_device
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.options import Dialect, TargetType
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.generation.assembly import share_context_memory
+from hearth.runtime.tower_answer import check_tower_answer
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = pytest.mark.gpu

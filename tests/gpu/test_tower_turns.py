@@ -7,14 +7,14 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.generation.tower_turns import TowerWork
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.tensors.tensor import numpy_dtype
-from runtime.tower_answer import answer_pictures, load_tower_answer
-from runtime.vision_config import VISION_FOLDER
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.generation.tower_turns import TowerWork
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.tower_answer import answer_pictures, load_tower_answer
+from hearth.runtime.vision_config import VISION_FOLDER
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -6,12 +6,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from hearth.runtime.export.draft_config import load_draft_config  # noqa: E402 - behind the skip above
+from hearth.runtime.export.model_config import load_model_config  # noqa: E402 - behind the skip above
 from models.draft_base import Base  # noqa: E402 - needs torch
 from models.draft_folder import config_of, read_draft, write_draft  # noqa: E402 - likewise
 from models.draft_model import TAPS, Draft, DraftShape  # noqa: E402 - likewise
 from models.train_draft import new_draft  # noqa: E402 - likewise
-from runtime.export.draft_config import load_draft_config  # noqa: E402 - behind the skip above
-from runtime.export.model_config import load_model_config  # noqa: E402 - behind the skip above
 
 HOME = Path(__file__).parents[2] / "models" / "home"
 

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hearth_client import Client
 from msgspec import structs
 
-from daemon.control.client import ask as ask_owner
-from daemon.control.messages import AdapterAdded, AddAdapter
-from daemon.own_daemon import own_daemon
+from hearth.daemon.control.client import ask as ask_owner
+from hearth.daemon.control.messages import AdapterAdded, AddAdapter
+from hearth.daemon.own_daemon import own_daemon
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.text import Tokenizer
+from hearth_client import Client
 from models.evaluate import reworded_prompt
 from models.peft_folder import write_merged
 from models.rewordings import ADAPTERS, BASE, REWORDINGS, steps_of
 from models.splits import Prompt, held_out
-from runtime.export import ExportOptions, export_model
-from runtime.export.weights_export import export_weights
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
-from runtime.text import Tokenizer
 from tests.runtime.weights.external_models import needs_other_weights
 
 OPTIONS = RuntimeOptions(threads=1, max_batch=8, speculation=SpeculationOptions(method="off"))

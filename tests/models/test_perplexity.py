@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import ExportOptions
 from models.perplexity import FLOAT, FORMS, HOME, Form, Perplexity, conversations, perplexity
 from models.splits import held_out
 from models.stream import Batch
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.model_config import load_model_config
-from runtime.export.options import ExportOptions
 
 MOST = {"int8": 1.01, "int4": 1.10}
 """How many times the perplexity of 16 bits that of rounded weights may be."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from runtime.batch import Arrangement, RowMove, Seat
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.request import RequestOptions, RowRequest
 
 REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())
 

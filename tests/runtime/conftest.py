@@ -5,7 +5,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from runtime.export import ExportOptions, export_model
+from hearth.runtime.export import ExportOptions, export_model
 from tests.references import reference_folder
 from tests.runtime.export.trees import export_with_draft
 

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord, RopeConfig
+from hearth.runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord, RopeConfig
 
 PLAN = PlanRecord(
     tensorrt_version="8.6.1",

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.batch import Arrangement, RowMove, Seat
-from runtime.errors import HearthError
+from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.errors import HearthError
 from tests.runtime.arrangements import REQUEST, arrangements
 
 PLACES = 6

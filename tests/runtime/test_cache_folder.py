@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.files import cache_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import cache_folder
 
 
 def test_the_cache_follows_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:

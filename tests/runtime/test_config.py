@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import (
+from hearth.runtime.config import (
     BASE_CONFIG_FILE,
     CONFIG_FILE,
     DRAFT_CONFIG_FILE,
@@ -16,7 +16,7 @@ from runtime.config import (
     load_config,
     parse_config,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 from tests.runtime.engine_configs import draft_config, small_config
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.config import (
+from hearth.runtime.config import (
     CONFIG_FILE,
     DRAFT_ARCHITECTURE,
     FileRecord,
     LLMEngineRunnerConfig,
     load_config,
 )
-from runtime.engine_folder import (
+from hearth.runtime.engine_folder import (
     DATA_FILE,
     DRAFT_FOLDER,
     EMBEDDING_FILE,
@@ -24,7 +24,7 @@ from runtime.engine_folder import (
     verify_folder,
     write_config,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 from tests.runtime.engine_configs import small_config
 
 

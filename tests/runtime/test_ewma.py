@@ -1,6 +1,6 @@
 import pytest
 
-from runtime.ewma import Ewma
+from hearth.runtime.ewma import Ewma
 
 
 def test_the_first_number_is_taken_whole_and_later_ones_by_their_share() -> None:

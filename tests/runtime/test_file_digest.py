@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import files as module
-from runtime.files import BY_PIECES, file_digest, has_digest, record_digest
+from hearth.runtime import files as module
+from hearth.runtime.files import BY_PIECES, file_digest, has_digest, record_digest
 
 
 @pytest.fixture(autouse=True)

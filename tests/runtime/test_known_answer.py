@@ -3,10 +3,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.engine_folder import ANSWER_FILE, record_files
-from runtime.errors import HearthError
-from runtime.known_answer import KnownAnswer, load_answer
-from runtime.request import TopLogprob
+from hearth.runtime.engine_folder import ANSWER_FILE, record_files
+from hearth.runtime.errors import HearthError
+from hearth.runtime.known_answer import KnownAnswer, load_answer
+from hearth.runtime.request import TopLogprob
 from tests.runtime.engine_configs import small_config
 
 ANSWER = KnownAnswer(token_ids=(3, 4), best=(7, 8), leads=(1.5, 0.25), tolerance=0.1)

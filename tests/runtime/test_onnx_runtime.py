@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
+from hearth.runtime.errors import HearthError
+from hearth.runtime.onnx_runtime import CUDA_PROVIDER, check_provider, check_version
 from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders
 
@@ -24,7 +24,7 @@ def absent(name):
 
 sys.meta_path.insert(0, NoEngine())
 metadata.version = absent
-from daemon.cli import main
+from hearth.daemon.cli import main
 main()
 """
 

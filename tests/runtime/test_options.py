@@ -1,7 +1,7 @@
 import pytest
 
-from runtime.errors import HearthError
-from runtime.options import EagleDraftingConfig, SpeculationOptions, check_speculation
+from hearth.runtime.errors import HearthError
+from hearth.runtime.options import EagleDraftingConfig, SpeculationOptions, check_speculation
 
 
 @pytest.mark.parametrize(

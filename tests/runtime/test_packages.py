@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from runtime.packages import VERSION, WHEELS, Need, install_wheels, pip_install
+from hearth.runtime.packages import VERSION, WHEELS, Need, install_wheels, pip_install
 from tests.test_install import PROJECT
 
 ROOT = Path(__file__).parents[2]

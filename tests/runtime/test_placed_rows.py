@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.batch import DecodingInferenceContext, DecodingRow, RowState
-from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowState
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.request import RequestOptions, RowRequest
 
 PLACES, SLOTS = 4, 64
 CONFIG = simulated_config(

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.request import RequestOptions, check_options
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions, check_options
 
 VOCAB = 50
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import RopeConfig
-from runtime.rope import rope_frequencies, rope_tables
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.rope import rope_frequencies, rope_tables
 
 LLAMA3 = RopeConfig(
     type="llama3",

@@ -1,6 +1,6 @@
 from msgspec import structs
 
-from runtime.batch import (
+from hearth.runtime.batch import (
     PATIENCE,
     Arrangement,
     DecodingInferenceContext,
@@ -9,9 +9,9 @@ from runtime.batch import (
     RowState,
     Stale,
 )
-from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RequestOptions, RowRequest, RowToken
-from runtime.sampling import Sample
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.sampling import Sample
 
 PLACES, SLOTS = 4, 64
 CONFIG = simulated_config(

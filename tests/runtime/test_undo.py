@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.undo import undoing
+from hearth.runtime.errors import HearthError
+from hearth.runtime.undo import undoing
 
 
 def take_and_fail(error: Exception, *callbacks: Callable[[], None]) -> None:

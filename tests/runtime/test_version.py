@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.packages import VERSION, version_numbers
+from hearth.runtime.packages import VERSION, version_numbers
 
 
 @pytest.mark.parametrize(

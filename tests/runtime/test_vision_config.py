@@ -4,8 +4,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from runtime.errors import HearthError
-from runtime.vision_config import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.vision_config import (
     VISION_CONFIG_FILE,
     VISION_FOLDER,
     VisionTokens,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from daemon.cli.errors import run_and_exit
+from hearth.daemon.cli.errors import run_and_exit
 from tests.system.faults.command import faults
 from tests.system.overload import overload
 from tests.system.overload_rows import ROWS

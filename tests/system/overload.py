@@ -13,20 +13,20 @@ import click
 import msgspec
 import numpy as np
 import uvloop
-from hearth_client import AsyncClient
 
-from bench.arrivals.clients import Seen, Watched, closed_loop, open_loop, watch
-from bench.arrivals.figures import checked
-from bench.arrivals.ideal import Ask
-from bench.child_process import family_usage
-from bench.load_clients import simulated_stream
-from bench.report import Record, note, print_fields, publish, record_option
-from bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
-from daemon.cli.errors import FAILED
-from daemon.cli.options import NumberRange, json_option
-from daemon.own_daemon import OwnDaemon, own_daemon
-from runtime.config import load_config
-from runtime.text import Tokenizer
+from hearth.bench.arrivals.clients import Seen, Watched, closed_loop, open_loop, watch
+from hearth.bench.arrivals.figures import checked
+from hearth.bench.arrivals.ideal import Ask
+from hearth.bench.child_process import family_usage
+from hearth.bench.load_clients import simulated_stream
+from hearth.bench.report import Record, note, print_fields, publish, record_option
+from hearth.bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import NumberRange, json_option
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.runtime.config import load_config
+from hearth.runtime.text import Tokenizer
+from hearth_client import AsyncClient
 from tests.system.overload_rows import ROWS, Rows
 
 PLACES = 8

@@ -8,12 +8,12 @@ from time import monotonic
 
 import msgspec
 import uvloop
+
+from hearth.actors.first_places import FIRST_PLACE_S
+from hearth.bench.toy_daemon import connected
+from hearth.daemon.configuration.settings import Settings
 from hearth_client import AsyncClient, HearthClientError, QueueFull, TooManyRequests
 from hearth_client.protocol import Usage
-
-from actors.first_places import FIRST_PLACE_S
-from bench.toy_daemon import connected
-from daemon.configuration.settings import Settings
 
 PLACES = 8
 ROWS = ("batch_fill", "token_weighted_limit", "priority", "long_and_short_mixed")

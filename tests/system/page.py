@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bench.report import Recorded, figure
+from hearth.bench.report import Recorded, figure
 from tests.system.faults.rows import ROWS
 
 _DOCS = Path(__file__).parents[2] / "docs"

@@ -12,16 +12,16 @@ import click
 import msgspec
 import numpy as np
 import uvloop
-from hearth_client import AsyncClient, HearthClientError
 
-from bench.child_process import family_usage
-from bench.report import Record, note, print_fields, publish, record_option
-from bench.toy_daemon import connected, engine_option, given_or_toy, simulated_flags
-from daemon.cli.errors import FAILED
-from daemon.cli.options import NumberRange, json_option
-from daemon.control.client import ask
-from daemon.control.messages import Top, TopReport
-from daemon.own_daemon import own_daemon
+from hearth.bench.child_process import family_usage
+from hearth.bench.report import Record, note, print_fields, publish, record_option
+from hearth.bench.toy_daemon import connected, engine_option, given_or_toy, simulated_flags
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import NumberRange, json_option
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Top, TopReport
+from hearth.daemon.own_daemon import own_daemon
+from hearth_client import AsyncClient, HearthClientError
 
 ABORT_SHARE = 0.2
 _CLIENTS = 8

@@ -4,7 +4,7 @@ from pathlib import Path
 import click
 import pytest
 
-from bench.report import read_record
+from hearth.bench.report import read_record
 from tests.system import __main__ as system
 from tests.system.__main__ import chosen, main
 from tests.system.faults import command

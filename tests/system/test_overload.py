@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bench.arrivals.clients import Seen, Watched
-from bench.arrivals.ideal import Ask
+from hearth.bench.arrivals.clients import Seen, Watched
+from hearth.bench.arrivals.ideal import Ask
 from tests.bench.running import run
 from tests.system.overload import OverloadFigures, overload, tokens_per_s
 

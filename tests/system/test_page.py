@@ -2,7 +2,7 @@ import re
 
 import msgspec
 
-from bench.report import Recorded
+from hearth.bench.report import Recorded
 from tests.system.faults.rows import FAULTS, HELD, INPUTS, NOT_RUN
 from tests.system.page import FIGURES, LOADS, PAGE, fault_text, fill
 

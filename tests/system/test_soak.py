@@ -9,10 +9,10 @@ import anyio
 import click
 import pytest
 from click.testing import CliRunner
+
+from hearth.bench import toy_daemon
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
-
-from bench import toy_daemon
 from tests.bench.running import run as run_bench
 from tests.system import soak
 from tests.system.soak import Sample, Soak, SoakFigures, judge

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.export import ExportOptions, export_model
+from hearth.runtime.export import ExportOptions, export_model
 from tests.systemd.installed import BOUND, ENGINE, Installed
 from tests.systemd.machine import Machine, why_none
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hearth_client import Client
-
 from tests.systemd.machine import PATIENCE_S, Machine
 
 ROOT = Path(__file__).parents[2]
@@ -32,11 +31,14 @@ _BASE = "/opt/python"
 _SITE = Path(sysconfig.get_path("purelib"))
 BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_prefix): _BASE}
 """What a machine has to show; the interpreter too, which may lie in a home folder."""
-_COMPILED = "import actors.host, actors.open_executor, daemon.cli.serve, daemon.service"
+_COMPILED = "; ".join(
+    f"import hearth.{module}"
+    for module in ("actors.host", "actors.open_executor", "daemon.cli.serve", "daemon.service")
+)
 _SCRIPT = f"""\
 #!{FOLDER}/bin/python
 import sys
-from daemon.cli import main
+from hearth.daemon.cli import main
 sys.exit(main())
 """
 
@@ -47,7 +49,9 @@ class Installed:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        places = [f"{FOLDER}/{name}" for name in ("source", "source/clients/python", "packages")]
+        places = [
+            f"{FOLDER}/{name}" for name in ("source/src", "source/clients/python", "packages")
+        ]
         own = f"home = {_BASE}/bin\ninclude-system-site-packages = false\n"
         machine.write(f"{FOLDER}/pyvenv.cfg", own)
         machine.write(f"{FOLDER}/lib/{version}/site-packages/hearth.pth", "\n".join(places))
@@ -128,7 +132,7 @@ _DROP_IN = "/etc/systemd/system/hearth.service.d/50-trial.conf"
 
 
 def _is_executor(process: str) -> bool:
-    return b"actors.host" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return b"hearth.actors.host" in Path(f"/proc/{process}/cmdline").read_bytes()
 
 
 def _toml(settings: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@ import threading
 import time
 
 import pytest
-from hearth_client import Client
 
+from hearth_client import Client
 from tests.systemd.installed import SERVICE, SOCKET, Installed
 from tests.systemd.machine import PATIENCE_S
 

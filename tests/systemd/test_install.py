@@ -1,7 +1,6 @@
 import time
 
 from hearth_client import Client
-
 from tests.systemd.installed import ENGINE, SERVICE, SOCKET, Installed
 from tests.systemd.machine import PATIENCE_S, Machine
 

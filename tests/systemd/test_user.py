@@ -1,6 +1,6 @@
 import pytest
-from hearth_client import Client
 
+from hearth_client import Client
 from tests.systemd.installed import COMMAND, ENGINE, SERVICE, SOCKET, Installed
 from tests.systemd.machine import PATIENCE_S, Machine
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.report import Recorded
+from hearth.bench.report import Recorded
 from tools.compare_earlier import compared, main
 
 PEERS = {"step_ms": 3.0, "transformers_ms": 20.0, "torch_compile_ms": 5.0}

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.open import open_device
+from hearth.runtime.device.open import open_device
 from tools import cuda_ops
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from tests.bench.running import run
 from tools.graphs import GraphRun, graphs
 
@@ -37,7 +37,7 @@ def test_decode_steps_come_from_graphs_whatever_happens(runtime: LLMInferenceRun
 def test_chunks_of_prompts_from_graphs_are_counted(
     toy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.tensors.profiles.captured_widths", lambda _: (32,))
+    monkeypatch.setattr("hearth.runtime.tensors.profiles.captured_widths", lambda _: (32,))
     with closing(LLMInferenceRuntime.open(toy, RuntimeOptions(threads=1, max_batch=3))) as opened:
         found = GraphRun(opened, (1, 2, 3)).run(12, lambda *_: None)
     assert found.prompt_captures == 3
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_run(
     runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Else chunks are as long as the machine is quick.
-    monkeypatch.setattr("runtime.generation.prefill_budget.PrefillBudget.tokens", 64)
+    monkeypatch.setattr("hearth.runtime.generation.prefill_budget.PrefillBudget.tokens", 64)
     first, second = (GraphRun(runtime, (1, 2, 3), seed=7).run(4, lambda *_: None) for _ in "ab")
     assert (first.decode_steps, first.cancels) == (second.decode_steps, second.cancels)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from runtime.device.device import Stream
-from runtime.errors import HearthError
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.runner.recordings import Recordings
+from hearth.runtime.device.device import Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.runner.recordings import Recordings
 from tests.bench.running import run
 from tools import widths
 from tools.widths import Amounts, WidthTimes, parents, width_figures, width_times

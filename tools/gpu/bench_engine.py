@@ -8,9 +8,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.decode.cases import ENGINES
-from bench.decode.command import gpu_models
-from bench.decode.gpu import GPUPlan
+from hearth.bench.decode.cases import ENGINES
+from hearth.bench.decode.command import gpu_models
+from hearth.bench.decode.gpu import GPUPlan
 
 
 def main() -> None:

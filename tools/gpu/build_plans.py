@@ -10,9 +10,9 @@ import lzma
 import sys
 from pathlib import Path
 
-from runtime.engine_folder import PLAN_FILE
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.engine_folder import PLAN_FILE
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.export.tensorrt.options import PlanOptions
 
 
 def _draft(folder: Path, top_k: int, step: int, nodes: int) -> DraftOptions:

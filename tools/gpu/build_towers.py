@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from runtime.export import ExportOptions
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.plan import settle_options
-from runtime.export.vision.write import write_vision
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.tensorrt.plan import settle_options
+from hearth.runtime.export.vision.write import write_vision
 from tests.vision_models import FAMILIES, write_vision_model
 
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import msgspec
-from hearth_client import Client
 
-from bench.report import Record, print_fields
-from daemon.own_daemon import OwnDaemon
+from hearth.bench.report import Record, print_fields
+from hearth.daemon.own_daemon import OwnDaemon
+from hearth_client import Client
 
 CORES = 2
 _FLAGS = ("--log-level", "warning")

@@ -4,8 +4,8 @@ import statistics
 import time
 from typing import Any
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.stream import CudaEvent, CudaStream
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
 
 LAUNCHES = 200
 WARM_UP = 20

@@ -130,7 +130,7 @@ def _arrivals(run: Run) -> list[list[str]]:
 
 
 def _check(run: Run) -> list[list[str]]:
-    return [[sys.executable, "-m", "daemon.cli", "check", "--engine", run.engine()]]
+    return [[sys.executable, "-m", "hearth.daemon.cli", "check", "--engine", run.engine()]]
 
 
 def _spec(run: Run) -> list[list[str]]:
@@ -247,7 +247,7 @@ def _vision(run: Run) -> list[list[str]]:
 
 
 def _export(target: Path, *flags: str, backend: str = "onnxruntime") -> list[str]:
-    export = [sys.executable, "-m", "daemon.cli", "export", str(MODEL), str(target)]
+    export = [sys.executable, "-m", "hearth.daemon.cli", "export", str(MODEL), str(target)]
     engine = ["--backend", backend, "--device", "cuda", "--dtype", "float16"]
     return [*export, *engine, "--capacity", "1024", *flags]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.report import Record
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.tensors.lora import RANK
-from runtime.tensors.tensor import Tensor
+from hearth.bench.report import Record
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.tensors.lora import RANK
+from hearth.runtime.tensors.tensor import Tensor
 from tools.gpu.kernel_times import PROFILED_LAYERS, SIZES, Times
 
 MOST, RANKS = 64, (0, 4, 16, 64)

@@ -17,7 +17,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.report import Record
+from hearth.bench.report import Record
 
 TIMES, ADAPTERS = "tools.gpu.kernel_times", "tools.gpu.kernel_adapter_times"
 RUNS = ((TIMES, "0.6b"), (TIMES, "0.6b-int4"), (ADAPTERS, "0.6b"), (ADAPTERS, "4b"))

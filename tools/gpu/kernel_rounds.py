@@ -15,12 +15,12 @@ from typing import Any
 
 from msgspec import structs
 
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GenerationRequest, RowRequest
+from hearth.runtime.text import Tokenizer
 from models.splits import held_out
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RowRequest
-from runtime.text import Tokenizer
 from tests.gpu.conftest import CAPACITY, DRAFT, MODEL
 from tests.gpu.near_ties import greedy_row
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config import DType
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.tensors.lora import RANK
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.tensors.lora import RANK
 from tests.gpu.kernel_driver import QWEN2, SMALL_HEADS, Family, KernelDriver
 from tests.gpu.test_kernels import NAN_BYTE, text
 from tools.gpu.kernel_adapter_times import MOST, TARGETS

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
-from daemon.control.messages import CancelRequest, TopReport
-from daemon.door.overview import RunningRequest
+from hearth.daemon.control.messages import CancelRequest, TopReport
+from hearth.daemon.door.overview import RunningRequest
 
 Sort = Literal["age", "tokens", "client", "state"]
 SORTS: tuple[Sort, ...] = get_args(Sort)

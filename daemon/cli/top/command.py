@@ -16,14 +16,14 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 
-from daemon.cli.clients import daemon_address
-from daemon.cli.console import out, show
-from daemon.cli.options import json_option, socket_option
-from daemon.cli.top.board import Board, pressed
-from daemon.cli.top.view import Rates, rates, view
-from daemon.control.client import ask
-from daemon.control.messages import Cancelled, CancelRequest, Top, TopReport
-from runtime.errors import HearthError
+from hearth.daemon.cli.clients import daemon_address
+from hearth.daemon.cli.console import out, show
+from hearth.daemon.cli.options import json_option, socket_option
+from hearth.daemon.cli.top.board import Board, pressed
+from hearth.daemon.cli.top.view import Rates, rates, view
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Cancelled, CancelRequest, Top, TopReport
+from hearth.runtime.errors import HearthError
 
 _ARROWS = {b"A": "up", b"B": "down"}
 _KEY = re.compile(rb"\x1b[\[O](?P<arrow>[A-Z])|\x1b|(?P<plain>.)", re.DOTALL)

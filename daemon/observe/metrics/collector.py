@@ -11,16 +11,16 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from actors.messages import SchedulerReport
-from actors.settings import PolicySettings
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.settings import DoorSettings
-from daemon.life import STATES
-from runtime.errors import CODES
-from runtime.executor.graph_cache import GraphCounters
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.actors.messages import SchedulerReport
+from hearth.actors.settings import PolicySettings
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.life import STATES
+from hearth.runtime.errors import CODES
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 class Look(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Final, Literal, NamedTuple
 import anyio
 import structlog
 
-from daemon.connections import LOOPBACK, StreamServer, listen_on_port, send_all
-from daemon.door.listener import bind_file
-from runtime.errors import HearthError
+from hearth.daemon.connections import LOOPBACK, StreamServer, listen_on_port, send_all
+from hearth.daemon.door.listener import bind_file
+from hearth.runtime.errors import HearthError
 
 OPENMETRICS: Final = "application/openmetrics-text"
 CONNECTIONS = 8

@@ -10,10 +10,10 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from actors.messages import Deltas
-from daemon.observe.metrics.collector import DaemonCollector, Look
-from daemon.observe.metrics.endpoint import Exposition, Form
-from daemon.observe.metrics.requests import TOKEN_SECONDS, RequestMetrics
+from hearth.actors.messages import Deltas
+from hearth.daemon.observe.metrics.collector import DaemonCollector, Look
+from hearth.daemon.observe.metrics.endpoint import Exposition, Form
+from hearth.daemon.observe.metrics.requests import TOKEN_SECONDS, RequestMetrics
 
 _MOST_ROWS = 1024
 """The largest `max_batch`."""

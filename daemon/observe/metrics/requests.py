@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from hearth_client.protocol import ImageUsage
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from daemon.door.finished import FinishedRequest
-from runtime.errors import CODES
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.runtime.errors import CODES
+from hearth_client.protocol import ImageUsage
 
 OUTCOMES = ("stop", "length", "cancelled", "refused", "failed")
 ENDS = (*sorted(CODES), "connection_closed", "gone", "other")

@@ -3,11 +3,11 @@
 import logging
 from typing import TYPE_CHECKING
 
-from runtime.errors import HearthError
-from runtime.packages import pip_install
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import pip_install
 
 if TYPE_CHECKING:
-    from daemon.observe.tracing.spans import Spans
+    from hearth.daemon.observe.tracing.spans import Spans
 
 
 def open_spans(model: str) -> "Spans":
@@ -17,7 +17,7 @@ def open_spans(model: str) -> "Spans":
             OTLPSpanExporter,
         )
 
-        from daemon.observe.tracing.spans import Spans  # noqa: PLC0415 - likewise
+        from hearth.daemon.observe.tracing.spans import Spans  # noqa: PLC0415 - likewise
     except ImportError as error:
         raise HearthError(
             "unsupported_option",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from daemon.control.messages import (
+from hearth.daemon.control.messages import (
     MOST_REQUESTS,
     Cancelled,
     CancelRequest,
@@ -19,12 +19,17 @@ from daemon.control.messages import (
     Trace,
     TraceReport,
 )
-from daemon.door.finished import FinishedRequest
-from daemon.door.front_door import FrontDoor
-from daemon.door.overview import generations, open_clients, running_request, tokens_of_replies
-from daemon.observe.metrics.collector import Look
-from runtime.errors import HearthError
-from runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.daemon.door.front_door import FrontDoor
+from hearth.daemon.door.overview import (
+    generations,
+    open_clients,
+    running_request,
+    tokens_of_replies,
+)
+from hearth.daemon.observe.metrics.collector import Look
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 
 LIMIT = 1000
 """Of records without a client's options: each has less than 1 KiB."""

@@ -13,8 +13,8 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from daemon.door.finished import FinishedRequest
-from runtime.packages import VERSION
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.runtime.packages import VERSION
 
 
 class Stage(NamedTuple):

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import DeviceKind
-from runtime.device.cache_storage import CacheStorage
-from runtime.device.cpu.ops import CpuBatchSampler, CpuCacheStorage, CpuImageOps, CpuStepOps
-from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import (
+from hearth.runtime.config import DeviceKind
+from hearth.runtime.device.cache_storage import CacheStorage
+from hearth.runtime.device.cpu.ops import CpuBatchSampler, CpuCacheStorage, CpuImageOps, CpuStepOps
+from hearth.runtime.device.cpu.tree_ops import CpuTreeOps
+from hearth.runtime.device.device import (
     BatchSampler,
     HostStream,
     ImageOps,
@@ -19,8 +19,8 @@ from runtime.device.device import (
     Stream,
     TreeOps,
 )
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 
 
 def cpu_instructions() -> frozenset[str]:

@@ -4,9 +4,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, RowMove, Seat
-from runtime.device.cache_storage import check_pages
-from runtime.device.device import (
+from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.device.cache_storage import check_pages
+from hearth.runtime.device.device import (
     AcceptedPath,
     PathShape,
     PendingPaths,
@@ -15,9 +15,9 @@ from runtime.device.device import (
     StepBuffers,
     check_splice,
 )
-from runtime.errors import HearthError
-from runtime.image_processing.positions import RowPositions
-from runtime.reference.ops import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.positions import RowPositions
+from hearth.runtime.reference.ops import (
     PageCopy,
     copy_pages,
     fill_positions,
@@ -29,7 +29,7 @@ from runtime.reference.ops import (
     splice_rows,
     write_rows,
 )
-from runtime.reference.token_trees import (
+from hearth.runtime.reference.token_trees import (
     causal_words,
     commit_path,
     fill_causal,
@@ -37,8 +37,8 @@ from runtime.reference.token_trees import (
     mask_words,
     path_moves,
 )
-from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.tensors.tensor import Tensor
 
 
 class CpuImageOps:

@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu.ops import embed
-from runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.reference import token_trees
-from runtime.reference.top_k import top_k
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.ops import embed
+from hearth.runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.reference import token_trees
+from hearth.runtime.reference.top_k import top_k
+from hearth.runtime.tensors.tensor import Tensor
 
 
 class CpuTreeOps:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
-from runtime.errors import HearthError
-from runtime.packages import Need, pip_install
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import Need, pip_install
 
-CSRC = "runtime.csrc"
+CSRC = "hearth.runtime.csrc"
 """The package with the sources of all kernels."""
 _DIGEST_BYTES = 32
 # With the instructions that no later GPU has (those of four warps together).

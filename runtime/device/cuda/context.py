@@ -2,9 +2,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from runtime.device.cuda.driver import CudaDriver, load_driver_api
-from runtime.errors import HearthError
-from runtime.undo import undoing
+from hearth.runtime.device.cuda.driver import CudaDriver, load_driver_api
+from hearth.runtime.errors import HearthError
+from hearth.runtime.undo import undoing
 
 _NAME_BYTES = 256
 _FIRST_DRIVER_WITH_DEPENDENTS = 12030

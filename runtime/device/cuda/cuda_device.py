@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import DeviceKind
-from runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
-from runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
-from runtime.device.cuda.graph import CudaGraph, GraphCapture
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.ops import CudaStepOps
-from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.sampler import CudaBatchSampler
-from runtime.device.cuda.storage import CudaCacheStorage
-from runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
-from runtime.device.cuda.tree_ops import CudaTreeOps
-from runtime.device.cuda.upload import UploadRing, bulk_upload
-from runtime.device.device import RotaryTables, SamplerBuffers, check_splice
-from runtime.errors import HearthError
-from runtime.files import cache_folder
-from runtime.image_processing.positions import RowPositions
-from runtime.tensors.tensor import Tensor
-from runtime.undo import undoing
+from hearth.runtime.config import DeviceKind
+from hearth.runtime.device.cuda.compiler import KernelCompiler, load_compiler_api
+from hearth.runtime.device.cuda.context import CudaContext, DeviceProperties, open_context
+from hearth.runtime.device.cuda.graph import CudaGraph, GraphCapture
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.ops import CudaStepOps
+from hearth.runtime.device.cuda.programs import KernelLibrary
+from hearth.runtime.device.cuda.sampler import CudaBatchSampler
+from hearth.runtime.device.cuda.storage import CudaCacheStorage
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
+from hearth.runtime.device.cuda.tree_ops import CudaTreeOps
+from hearth.runtime.device.cuda.upload import UploadRing, bulk_upload
+from hearth.runtime.device.device import RotaryTables, SamplerBuffers, check_splice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.files import cache_folder
+from hearth.runtime.image_processing.positions import RowPositions
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.undo import undoing
 
 _THREADS = 64
 _RING_SLOTS, _RING_BYTES = 8, 1 << 20

@@ -1,8 +1,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from runtime.errors import Code, HearthError
-from runtime.packages import pip_install
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.packages import pip_install
 
 _NO_BINDINGS = f"{pip_install('cuda13')}, or with a driver for CUDA 12 {pip_install('cuda12')}"
 _NO_DRIVER = f"install the NVIDIA driver; one for CUDA 12 needs {pip_install('cuda12')}"

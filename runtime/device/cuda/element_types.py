@@ -3,7 +3,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 _INDEX: dict[np.dtype[Any], str] = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _FLOAT: dict[np.dtype[Any], str] = {

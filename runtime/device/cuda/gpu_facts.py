@@ -1,8 +1,8 @@
 from typing import Any, NamedTuple
 
-from runtime.device.cuda.context import FIRST_WITH_DEPENDENTS, CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.launch import launch_config
+from hearth.runtime.device.cuda.context import FIRST_WITH_DEPENDENTS, CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.launch import launch_config
 
 _FIRST = (9, 0)
 LARGEST = 8

@@ -1,12 +1,12 @@
 from contextlib import ExitStack
 from typing import Any
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.stream import CudaStream
-from runtime.device.device import Stream
-from runtime.errors import HearthError
-from runtime.undo import undoing
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.device.device import Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.undo import undoing
 
 
 class CudaGraph:

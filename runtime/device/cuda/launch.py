@@ -2,9 +2,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.stream import CudaStream
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.stream import CudaStream
 
 Grid = tuple[int, int, int]
 

@@ -3,15 +3,15 @@ from typing import Any
 
 import numpy as np
 
-from runtime.config import DeviceKind
-from runtime.device.cache_storage import CacheStorage
-from runtime.device.cuda.cuda_device import CudaImageOps
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.sampler import CudaBatchSampler
-from runtime.device.cuda.storage import CudaCacheStorage
-from runtime.device.device import BatchSampler, SamplerBuffers
-from runtime.device.measuring import MeasuringDevice, inert
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import DeviceKind
+from hearth.runtime.device.cache_storage import CacheStorage
+from hearth.runtime.device.cuda.cuda_device import CudaImageOps
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.sampler import CudaBatchSampler
+from hearth.runtime.device.cuda.storage import CudaCacheStorage
+from hearth.runtime.device.device import BatchSampler, SamplerBuffers
+from hearth.runtime.device.measuring import MeasuringDevice, inert
+from hearth.runtime.tensors.tensor import Tensor
 
 _UNIT = 2 << 20
 """Bytes in whose multiples a driver hands out memory."""

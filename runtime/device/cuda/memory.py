@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.context import CudaContext
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
-from runtime.undo import undoing
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.undo import undoing
 
 ALIGNMENT = 256
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.element_types import copy_unit, float_type, index_type
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.upload import UploadRing
-from runtime.device.cuda.walks import CudaPendingPaths
-from runtime.device.device import PathShape, PendingPaths, StepBuffers
-from runtime.errors import HearthError
-from runtime.reference.token_trees import mask_words
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cuda.element_types import copy_unit, float_type, index_type
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.programs import KernelLibrary
+from hearth.runtime.device.cuda.upload import UploadRing
+from hearth.runtime.device.cuda.walks import CudaPendingPaths
+from hearth.runtime.device.device import PathShape, PendingPaths, StepBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.reference.token_trees import mask_words
+from hearth.runtime.tensors.tensor import Tensor
 
 _THREADS = 128
 _LENGTHS = 256

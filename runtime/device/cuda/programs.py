@@ -3,11 +3,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
-from runtime.device.cuda.compiler import CSRC, KernelCompiler, KernelConfig, kernel_source
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.launch import KernelLaunch
-from runtime.device.cuda.stream import CudaStream
-from runtime.loading import Told, nobody
+from hearth.runtime.device.cuda.compiler import CSRC, KernelCompiler, KernelConfig, kernel_source
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.launch import KernelLaunch
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.loading import Told, nobody
 
 _ALL_SHARED = 100
 

@@ -4,12 +4,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaEvent, CudaStream
-from runtime.errors import HearthError
-from runtime.request import TopLogprob
-from runtime.sampling.batch import Sample
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import TopLogprob
+from hearth.runtime.sampling.batch import Sample
 
 TOP = 20
 # `Result` of csrc/sampling/rows.cuh.

@@ -4,17 +4,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, RowMove
-from runtime.device.cuda.element_types import index_type
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing, SampleSlot
-from runtime.device.cuda.storage import Moves, RowsArguments, prepare_moves, queue_moves
-from runtime.device.cuda.stream import CudaStream
-from runtime.device.cuda.upload import UploadRing
-from runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
-from runtime.device.cuda.wide_draws import (
+from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.device.cuda.element_types import index_type
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.programs import KernelLibrary
+from hearth.runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing, SampleSlot
+from hearth.runtime.device.cuda.storage import Moves, RowsArguments, prepare_moves, queue_moves
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.device.cuda.upload import UploadRing
+from hearth.runtime.device.cuda.walks import PARTIAL, CudaPendingPaths, TreeWalks, empty_partial
+from hearth.runtime.device.cuda.wide_draws import (
     BIAS,
     HISTORY,
     ROW,
@@ -26,10 +26,10 @@ from runtime.device.cuda.wide_draws import (
     row_biases,
     row_settings,
 )
-from runtime.device.device import MOST_GPU_ROWS, SamplerBuffers
-from runtime.errors import HearthError
-from runtime.request import RowRequest, check_options
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.device import MOST_GPU_ROWS, SamplerBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RowRequest, check_options
+from hearth.runtime.tensors.tensor import Tensor
 
 # `Turn` of csrc/sampling/rows.cuh: number, rows that are done, and those that are live.
 _WORDS, _LIVE = 4, 8

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import RowMove
-from runtime.device.cache_storage import check_pages
-from runtime.device.cuda.element_types import copy_unit, index_type
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.upload import UploadRing
-from runtime.errors import HearthError
-from runtime.reference.ops import PageCopy
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import RowMove
+from hearth.runtime.device.cache_storage import check_pages
+from hearth.runtime.device.cuda.element_types import copy_unit, index_type
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.programs import KernelLibrary
+from hearth.runtime.device.cuda.upload import UploadRing
+from hearth.runtime.errors import HearthError
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.tensor import Tensor
 
 MOVES = 64
 

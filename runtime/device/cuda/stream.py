@@ -1,6 +1,6 @@
 import time
 
-from runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.context import CudaContext
 
 _NOT_READY = 600
 # A sleep ends late by most of the first; looking for the second takes no more than a waking would.

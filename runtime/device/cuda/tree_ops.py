@@ -4,15 +4,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.element_types import copy_unit
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.ops import check_mask, feed_arguments
-from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.upload import UploadRing
-from runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cuda.element_types import copy_unit
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.ops import check_mask, feed_arguments
+from hearth.runtime.device.cuda.programs import KernelLibrary
+from hearth.runtime.device.cuda.upload import UploadRing
+from hearth.runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 
 _CHAIN_THREADS = 256
 # A block searches so many logits; more blocks than that serve no purpose.

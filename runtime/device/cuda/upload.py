@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaEvent, CudaStream
-from runtime.errors import HearthError
-from runtime.undo import undoing
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.undo import undoing
 
 Bytes = NDArray[np.uint8]
 _THREADS = 4

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.programs import KernelLibrary
-from runtime.device.cuda.sample_ring import RESULT, read_sample
-from runtime.device.cuda.stream import CudaEvent, CudaStream
-from runtime.device.cuda.upload import UploadRing
-from runtime.device.cuda.wide_draws import THREADS, WideDraws
-from runtime.device.device import AcceptedPath, TreeBuffers
-from runtime.errors import HearthError
-from runtime.sampling.batch import Sample
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.programs import KernelLibrary
+from hearth.runtime.device.cuda.sample_ring import RESULT, read_sample
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
+from hearth.runtime.device.cuda.upload import UploadRing
+from hearth.runtime.device.cuda.wide_draws import THREADS, WideDraws
+from hearth.runtime.device.device import AcceptedPath, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.sampling.batch import Sample
 
 _SCAN_THREADS = 256
 _SLOTS = 4

@@ -3,9 +3,9 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.launch import KernelLaunch, addresses, integers
-from runtime.device.cuda.memory import CudaMemory
-from runtime.request import RequestOptions
+from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.request import RequestOptions
 
 # `Row` of csrc/sampling/rows.cuh and the flags of its tables.
 ROW = np.dtype(
@@ -35,7 +35,7 @@ def row_settings(params: RequestOptions, vocab_size: int) -> SettingsRow:
         or params.presence_penalty != 0
         or params.frequency_penalty != 0
     )
-    # As in `runtime.sampling.row_sampler.tempered`: above 0, but too small for a float32.
+    # As in `hearth.runtime.sampling.row_sampler.tempered`: above 0, but too small for a float32.
     temperature = max(params.temperature, _SMALLEST) if params.temperature else 0.0
     return (
         params.seed or 0,

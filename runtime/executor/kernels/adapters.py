@@ -4,10 +4,10 @@ import ctypes
 from math import ceil
 from typing import Any, NamedTuple
 
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launch, addresses, integers
-from runtime.device.cuda.programs import Kernels
-from runtime.executor.kernels.product_tiles import NarrowTiles
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launch, addresses, integers
+from hearth.runtime.device.cuda.programs import Kernels
+from hearth.runtime.executor.kernels.product_tiles import NarrowTiles
 
 RANK_STEP = 16
 """Slots have room for a multiple of so many ranks, which one instruction multiplies."""

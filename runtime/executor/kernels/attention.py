@@ -4,12 +4,12 @@ import ctypes
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda.compiler import KernelAttribute
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launch, addresses, integers
-from runtime.device.cuda.programs import Kernels
-from runtime.reference.attention import SPAN, SPLIT
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.compiler import KernelAttribute
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launch, addresses, integers
+from hearth.runtime.device.cuda.programs import Kernels
+from hearth.runtime.reference.attention import SPAN, SPLIT
 
 _WARPS = 4
 _THREADS = 32 * _WARPS

@@ -5,15 +5,15 @@ from collections.abc import Iterable, Sequence
 from math import ceil
 from typing import NamedTuple
 
-from runtime.config import DType, LLMEngineRunnerConfig
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launch, addresses, integers
-from runtime.device.cuda.programs import Kernels
-from runtime.executor.engine import Binding, IOTensor
-from runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
-from runtime.executor.kernels.weight_forms import bound_weight
-from runtime.memory.step_scratch import ENTER, HEAD, OUTPUT, QKV, ScratchPart
-from runtime.weights.weights_file import WeightLayout
+from hearth.runtime.config import DType, LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launch, addresses, integers
+from hearth.runtime.device.cuda.programs import Kernels
+from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
+from hearth.runtime.executor.kernels.weight_forms import bound_weight
+from hearth.runtime.memory.step_scratch import ENTER, HEAD, OUTPUT, QKV, ScratchPart
+from hearth.runtime.weights.weights_file import WeightLayout
 
 _BLOCK = 256
 PART = 4096
@@ -120,7 +120,7 @@ _FLOAT, _INDEX = 4, 8
 
 
 class DraftStep(DecoderStep):
-    """The launches of an EAGLE-3 draft's steps: `runtime.export.draft_export` has them as a graph.
+    """The launches of an EAGLE-3 draft's steps: `export.draft_export` has them as a graph.
 
     What is behind attention runs for the selected tokens alone.
     """

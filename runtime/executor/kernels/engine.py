@@ -8,32 +8,29 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda.compiler import KernelCompiler
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.graph import GraphCapture
-from runtime.device.cuda.launch import Launcher, PackedStep
-from runtime.device.cuda.programs import KernelRequest, Programs, WantedKernels
-from runtime.device.cuda.stream import CudaStream
-from runtime.device.device import Stream
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding, CapturedRun, IOTensor
-from runtime.executor.kernels.attention import (
-    AttentionShape,
-    plan_attention,
-)
-from runtime.executor.kernels.draft_step import DraftStep
-from runtime.executor.kernels.step import DecoderStep, StepShape
-from runtime.executor.onnx_engine import physical_cores
-from runtime.loading import Told, nobody
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
-from runtime.tensors.registry import TensorRegistry
-from runtime.tensors.tensor import Tensor
-from runtime.undo import undoing
-from runtime.weights.weights_file import WeightLayout, load_layout
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.compiler import KernelCompiler
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.graph import GraphCapture
+from hearth.runtime.device.cuda.launch import Launcher, PackedStep
+from hearth.runtime.device.cuda.programs import KernelRequest, Programs, WantedKernels
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.device.device import Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding, CapturedRun, IOTensor
+from hearth.runtime.executor.kernels.attention import AttentionShape, plan_attention
+from hearth.runtime.executor.kernels.draft_step import DraftStep
+from hearth.runtime.executor.kernels.step import DecoderStep, StepShape
+from hearth.runtime.executor.onnx_engine import physical_cores
+from hearth.runtime.loading import Told, nobody
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
+from hearth.runtime.tensors.registry import TensorRegistry
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.undo import undoing
+from hearth.runtime.weights.weights_file import WeightLayout, load_layout
 
 _PACKED_LIMIT = 128
 """Steps whose launches are kept; each holds some hundred small structures."""
@@ -180,7 +177,7 @@ def wanted_kernels(
 def check_served(config: LLMEngineRunnerConfig, layout: WeightLayout, facts: GpuFacts) -> None:
     """Raise `engine_incompatible` naming the first fact that the kernels do not serve.
 
-    Facts of the configuration alone are refused where it is read (`runtime.config.kernel_limits`).
+    Facts of the configuration alone are refused where it is read (`config.kernel_limits`).
     """
     model = layout.model
     major, minor = facts.capability

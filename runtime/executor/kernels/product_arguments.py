@@ -4,8 +4,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from runtime.device.cuda.launch import addresses, integers
-from runtime.executor.kernels.adapters import AddedArguments
+from hearth.runtime.device.cuda.launch import addresses, integers
+from hearth.runtime.executor.kernels.adapters import AddedArguments
 
 NUMBERS, RESIDUAL, GATED = range(3)
 _MATRICES = 3

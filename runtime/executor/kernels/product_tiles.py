@@ -1,7 +1,7 @@
 from functools import cache, partial
 from typing import NamedTuple
 
-from runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 
 COLUMNS = (8, 16, 32, 64)
 """The numbers of tokens that narrow products are made for."""

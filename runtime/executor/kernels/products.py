@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from runtime.device.cuda.compiler import KernelAttribute, KernelConfig
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launch
-from runtime.device.cuda.programs import Kernels
-from runtime.errors import HearthError
-from runtime.executor.kernels.adapters import (
+from hearth.runtime.device.cuda.compiler import KernelAttribute, KernelConfig
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launch
+from hearth.runtime.device.cuda.programs import Kernels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.kernels.adapters import (
     Adapter,
     Relay,
     SharedOut,
@@ -17,7 +17,7 @@ from runtime.executor.kernels.adapters import (
     added_arguments,
     shared_out,
 )
-from runtime.executor.kernels.product_arguments import (
+from hearth.runtime.executor.kernels.product_arguments import (
     GATED,
     NUMBERS,
     RESIDUAL,
@@ -31,7 +31,7 @@ from runtime.executor.kernels.product_arguments import (
     Weight,
     product_arguments,
 )
-from runtime.executor.kernels.product_tiles import (
+from hearth.runtime.executor.kernels.product_tiles import (
     COLUMNS,
     GroupTiles,
     NarrowTiles,

@@ -2,21 +2,21 @@ import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from runtime.config import LORA_JOINED, DType, LLMEngineRunnerConfig
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launch, addresses, integers
-from runtime.device.cuda.programs import Kernels
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding, IOTensor
-from runtime.executor.kernels.adapters import Adapter
-from runtime.executor.kernels.attention import Attention
-from runtime.executor.kernels.products import Products
-from runtime.executor.kernels.weight_forms import bound_weight, weight_forms
-from runtime.memory.sizes import ITEM_BYTES
-from runtime.memory.step_scratch import ScratchPart, lay_out, step_parts
-from runtime.tensors.lora import RANK
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.weights_file import WeightLayout
+from hearth.runtime.config import LORA_JOINED, DType, LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launch, addresses, integers
+from hearth.runtime.device.cuda.programs import Kernels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.executor.kernels.adapters import Adapter
+from hearth.runtime.executor.kernels.attention import Attention
+from hearth.runtime.executor.kernels.products import Products
+from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
+from hearth.runtime.memory.sizes import ITEM_BYTES
+from hearth.runtime.memory.step_scratch import ScratchPart, lay_out, step_parts
+from hearth.runtime.tensors.lora import RANK
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.weights_file import WeightLayout
 
 Tap = tuple[int, int]
 """An address where the stream goes as elements too, and elements from a token to the next."""

@@ -3,10 +3,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from runtime.config import DType, LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.executor.engine import IOTensor
-from runtime.executor.kernels.products import Form, Weight
+from hearth.runtime.config import DType, LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import IOTensor
+from hearth.runtime.executor.kernels.products import Form, Weight
 
 _INTEGERS = np.dtype(np.uint8)
 

@@ -4,16 +4,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.config import PlanRecord
-from runtime.device.cuda.compiler import read_entry, write_entry
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.graph import GraphCapture
-from runtime.device.cuda.stream import CudaStream
-from runtime.device.device import Stream
-from runtime.engine_folder import PLAN_FILE
-from runtime.errors import Code, HearthError
-from runtime.executor.engine import Binding, CapturedRun, EngineConfig, IOTensor
-from runtime.executor.tensorrt.library import (
+from hearth.runtime.config import PlanRecord
+from hearth.runtime.device.cuda.compiler import read_entry, write_entry
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.graph import GraphCapture
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.device.device import Stream
+from hearth.runtime.engine_folder import PLAN_FILE
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.executor.engine import Binding, CapturedRun, EngineConfig, IOTensor
+from hearth.runtime.executor.tensorrt.library import (
     context_bytes,
     give_memory,
     has_old_memory_api,
@@ -23,9 +23,9 @@ from runtime.executor.tensorrt.library import (
     numpy_dtype_of,
     open_runtime,
 )
-from runtime.executor.tensorrt.manifest import check_plan
-from runtime.files import cache_folder
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.executor.tensorrt.manifest import check_plan
+from hearth.runtime.files import cache_folder
+from hearth.runtime.tensors.tensor import Tensor
 
 
 class RuntimeCache:

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from runtime.config import PlanRecord
-from runtime.errors import HearthError
-from runtime.packages import pip_install, version_numbers
+from hearth.runtime.config import PlanRecord
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import pip_install, version_numbers
 
 # The lean runtime is enough to run a plan; its own name is there only with its umbrella package.
 MODULES = {

@@ -1,9 +1,9 @@
 """Whether a plan fits the library and the GPU that it is to run on, by the record beside it."""
 
-from runtime.config import PlanRecord
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineConfig
-from runtime.packages import version_numbers
+from hearth.runtime.config import PlanRecord
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineConfig
+from hearth.runtime.packages import version_numbers
 
 # TensorRT 11 reads version-compatible plans from 10 on, 10 those of 8.6.
 _OLDEST_READ_BY_11 = 10

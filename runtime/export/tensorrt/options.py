@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from runtime.errors import HearthError
-from runtime.packages import version_numbers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import version_numbers
 
 Builder = Literal["tensorrt", "tensorrt_rtx"]
 """The first is the complete TensorRT, which "auto" takes before TensorRT-RTX."""

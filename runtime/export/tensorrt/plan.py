@@ -12,23 +12,23 @@ from typing import IO, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
-from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord
-from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
-from runtime.errors import Code, HearthError
-from runtime.export.options import ExportOptions
-from runtime.export.progress import Progress
-from runtime.export.tensorrt import builder
-from runtime.export.tensorrt.options import Builder, Feature, PlanOptions, has_feature
-from runtime.packages import pip_install
-from runtime.tensors.profiles import Profile, Selector, build_profiles
-from runtime.tensors.registry import (
+from hearth.runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord
+from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.progress import Progress
+from hearth.runtime.export.tensorrt import builder
+from hearth.runtime.export.tensorrt.options import Builder, Feature, PlanOptions, has_feature
+from hearth.runtime.packages import pip_install
+from hearth.runtime.tensors.profiles import Profile, Selector, build_profiles
+from hearth.runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
     build_registry_for_tower,
     build_tower_profiles,
 )
-from runtime.vision_config import VisionConfig
+from hearth.runtime.vision_config import VisionConfig
 
 _LINES = 8
 """Lines of standard error that an error quotes."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from runtime.export.spelling import ClassicSpelling, KeyValue, StepInputs
+from hearth.runtime.export.spelling import ClassicSpelling, KeyValue, StepInputs
 
 
 class PrimitiveSpelling(ClassicSpelling):

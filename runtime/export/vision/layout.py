@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.vision.tower_model import TowerModel
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.vision.tower_model import TowerModel
 
 _PARTS = ("visual.", "vision_model.", "connector.")
 # Older checkpoints carry the rotary frequencies, which follow from the head size.

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from runtime.errors import HearthError
-from runtime.export.json_file import Fields, read_json
-from runtime.vision_config import Family, ImageRules
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.json_file import Fields, read_json
+from hearth.runtime.vision_config import Family, ImageRules
 
 IMAGE_FILE = "preprocessor_config.json"
 VIDEO_FILE = "video_preprocessor_config.json"

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from runtime.export.graph import GraphBuilder
-from runtime.export.spelling import Operators
-from runtime.export.vision.tower_model import Activation, TowerModel
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.spelling import Operators
+from hearth.runtime.export.vision.tower_model import Activation, TowerModel
 
 _HALF_ROOT = 0.5**0.5
 _TANH_SCALE, _TANH_CUBE = (2 / np.pi) ** 0.5, 0.044715

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.graph import GraphBuilder
-from runtime.export.vision.layout import Merger, has_bias, tower_names
-from runtime.export.vision.spelling import Rotary, TowerSpelling
-from runtime.export.weights import Projection, Weights, row_pieces
-from runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.vision.layout import Merger, has_bias, tower_names
+from hearth.runtime.export.vision.spelling import Rotary, TowerSpelling
+from hearth.runtime.export.weights import Projection, Weights, row_pieces
+from hearth.runtime.tensors.tensor import numpy_dtype
 
 # Symbolic dimensions.
 PATCHES, TOKENS = "patches", "tokens"

@@ -6,17 +6,17 @@ from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
-from runtime.engine_folder import TOKENIZER_FILE
-from runtime.errors import HearthError
-from runtime.export.config_fields import refuse_unserved
-from runtime.export.image_families import IMAGE_FAMILIES
-from runtime.export.json_file import CONFIG_FILE, Fields, read_json
-from runtime.export.options import ExportOptions, resolve_dialect
-from runtime.export.vision.processor import read_rules
-from runtime.packages import VERSION
-from runtime.tower_answer import beyond_a_window
-from runtime.vision.tower_inputs import ROTARY_THETA
-from runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
+from hearth.runtime.engine_folder import TOKENIZER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.config_fields import refuse_unserved
+from hearth.runtime.export.image_families import IMAGE_FAMILIES
+from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_json
+from hearth.runtime.export.options import ExportOptions, resolve_dialect
+from hearth.runtime.export.vision.processor import read_rules
+from hearth.runtime.packages import VERSION
+from hearth.runtime.tower_answer import beyond_a_window
+from hearth.runtime.vision.tower_inputs import ROTARY_THETA
+from hearth.runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
 

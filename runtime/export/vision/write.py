@@ -9,20 +9,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, record_files
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.graph import GraphBuilder
-from runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, Rehearsal
-from runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
-from runtime.export.options import ExportOptions
-from runtime.export.progress import Meter, Progress
-from runtime.export.reference_pass import rotate, softmax
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.export.spelling import CLASSIC_OPSET, NATIVE_OPSET
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.plan import build_or_fall_back
-from runtime.export.vision.layout import (
+from hearth.runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, record_files
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, Rehearsal
+from hearth.runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.progress import Meter, Progress
+from hearth.runtime.export.reference_pass import rotate, softmax
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.spelling import CLASSIC_OPSET, NATIVE_OPSET
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.tensorrt.plan import build_or_fall_back
+from hearth.runtime.export.vision.layout import (
     Merger,
     check_tower,
     expected_tensors,
@@ -30,15 +30,20 @@ from runtime.export.vision.layout import (
     tower_names,
     without_model,
 )
-from runtime.export.vision.spelling import ClassicTower, NativeTower, PrimitiveTower, TowerSpelling
-from runtime.export.vision.tower import Tower
-from runtime.export.vision.tower_model import TowerModel, load_tower
-from runtime.export.weights import Weights
-from runtime.export.writer import DataFile
-from runtime.tensors.tensor import numpy_dtype
-from runtime.tower_answer import TowerAnswer, answer_pictures, mixed
-from runtime.vision.tower_inputs import Segment, segments_of, tower_inputs
-from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
+from hearth.runtime.export.vision.spelling import (
+    ClassicTower,
+    NativeTower,
+    PrimitiveTower,
+    TowerSpelling,
+)
+from hearth.runtime.export.vision.tower import Tower
+from hearth.runtime.export.vision.tower_model import TowerModel, load_tower
+from hearth.runtime.export.weights import Weights
+from hearth.runtime.export.writer import DataFile
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.tower_answer import TowerAnswer, answer_pictures, mixed
+from hearth.runtime.vision.tower_inputs import Segment, segments_of, tower_inputs
+from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 
 Array = NDArray[np.float32]
 _erf = np.vectorize(erf, otypes=[np.float32])

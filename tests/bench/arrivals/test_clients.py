@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hearth.bench import toy_daemon
+from hearth.bench.arrivals.clients import CONNECTIONS, closed_loop, open_loop
+from hearth.bench.arrivals.ideal import Ask
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
-
-from bench import toy_daemon
-from bench.arrivals.clients import CONNECTIONS, closed_loop, open_loop
-from bench.arrivals.ideal import Ask
 
 SOCKET = Path("socket")
 

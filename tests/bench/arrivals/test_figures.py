@@ -1,9 +1,8 @@
 import pytest
-from hearth_client.protocol import ExecutorReport, StageReport
 from msgspec import structs
 
-from bench.arrivals.clients import Seen, Watched
-from bench.arrivals.figures import (
+from hearth.bench.arrivals.clients import Seen, Watched
+from hearth.bench.arrivals.figures import (
     ArrivalFigures,
     Load,
     arrival_figures,
@@ -12,8 +11,9 @@ from bench.arrivals.figures import (
     full_house_rate,
     since,
 )
-from bench.arrivals.ideal import Ask, Calls, Served
-from bench.load_clients import Tally
+from hearth.bench.arrivals.ideal import Ask, Calls, Served
+from hearth.bench.load_clients import Tally
+from hearth_client.protocol import ExecutorReport, StageReport
 
 
 def seen(due: float, ended: list[float], reason: str = "length") -> Seen:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.arrivals.ideal import Ask, Calls, first_come, in_turn
+from hearth.bench.arrivals.ideal import Ask, Calls, first_come, in_turn
 
 CALLS = Calls(decode_s=1.0, prefill_s=2.0)
 ASKS = st.lists(

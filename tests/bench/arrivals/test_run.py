@@ -7,11 +7,11 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner
 
-from bench.__main__ import bench
-from bench.arrivals import run as arrivals
-from bench.arrivals.figures import ArrivalFigures
-from bench.arrivals.run import LOADS, MODES, SATURATED
-from daemon.cli.errors import Failure
+from hearth.bench.__main__ import bench
+from hearth.bench.arrivals import run as arrivals
+from hearth.bench.arrivals.figures import ArrivalFigures
+from hearth.bench.arrivals.run import LOADS, MODES, SATURATED
+from hearth.daemon.cli.errors import Failure
 from tests.bench.running import run
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from statistics import mean
 
 import pytest
 
-from bench.arrivals.ideal import (
+from hearth.bench.arrivals.ideal import (
     MAX_RANK,
     MEAN_REPLY,
     PROMPT_TOKENS,
@@ -15,12 +15,12 @@ from bench.arrivals.ideal import (
     spread,
     write_adapter,
 )
-from bench.arrivals.run import _ratios
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.lora.peft import read_peft
-from runtime.text import Tokenizer
+from hearth.bench.arrivals.run import _ratios
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.lora.peft import read_peft
+from hearth.runtime.text import Tokenizer
 from tests.bench.arrivals.test_run import figures
 from tests.bench.conftest import REFERENCE
 from tests.bench.running import run

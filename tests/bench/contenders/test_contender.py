@@ -2,9 +2,9 @@ import sys
 
 import pytest
 
-from bench.contenders.contender import ContenderName, Job, open_contender
-from bench.contenders.floor import MemoryFloor
-from runtime.errors import HearthError
+from hearth.bench.contenders.contender import ContenderName, Job, open_contender
+from hearth.bench.contenders.floor import MemoryFloor
+from hearth.runtime.errors import HearthError
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from runtime.errors import HearthError
 def test_a_missing_library_is_named(
     contender: ContenderName, module: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, f"bench.contenders.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"hearth.bench.contenders.{module}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError) as caught:
         open_contender(Job(contender=contender))

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from bench.contenders.contender import Job
-from bench.contenders.floor import KERNELS, MemoryFloor, plain_passes, repeats
+from hearth.bench.contenders.contender import Job
+from hearth.bench.contenders.floor import KERNELS, MemoryFloor, plain_passes, repeats
 
 
 @pytest.mark.parametrize(("size", "threads"), [(1 << 20, 1), (1 << 20, 3), (1 << 17, 2)])
@@ -19,7 +19,8 @@ def test_the_threads_share_the_whole_buffer(size: int, threads: int) -> None:
 def test_every_pass_reads_with_the_other_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(
-        "bench.contenders.floor.KERNELS", (lambda _: seen.append("a"), lambda _: seen.append("b"))
+        "hearth.bench.contenders.floor.KERNELS",
+        (lambda _: seen.append("a"), lambda _: seen.append("b")),
     )
     reader = MemoryFloor(Job(contender="floor", bytes=1 << 28))
     for _ in range(3):

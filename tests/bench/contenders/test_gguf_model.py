@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bench.contenders.gguf_model import GGUFType, gguf_name, write_gguf
-from runtime.errors import HearthError
+from hearth.bench.contenders.gguf_model import GGUFType, gguf_name, write_gguf
+from hearth.runtime.errors import HearthError
 
 gguf = pytest.importorskip("gguf")
 NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 4)

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from bench.contenders.contender import Job
-from bench.contenders.gpu_floor import BLOCK, PIECE, SHAPES, SHARES, GPUFloor
-from runtime.device.cuda.compiler import kernel_source, load_compiler_api
+from hearth.bench.contenders.contender import Job
+from hearth.bench.contenders.gpu_floor import BLOCK, PIECE, SHAPES, SHARES, GPUFloor
+from hearth.runtime.device.cuda.compiler import kernel_source, load_compiler_api
 
 MIB = 1 << 20
 
@@ -20,7 +20,7 @@ def test_tiles_divide_every_buffer() -> None:
 def test_all_loads_of_a_thread_are_under_way_at_once(architecture: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
     api = load_compiler_api()
-    source = kernel_source("read", package="bench.contenders").encode()
+    source = kernel_source("read", package="hearth.bench.contenders").encode()
     for shape in SHAPES:
         _, program = api.nvrtcCreateProgram(source, b"read.cu", 0, [], [])
         macros = [

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from bench.contenders.contender import Job
-from bench.contenders.hearth_model import HearthModel
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.bench.contenders.contender import Job
+from hearth.bench.contenders.hearth_model import HearthModel
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 PROMPT = [5, 77, 200, 31]
 
@@ -45,7 +45,7 @@ def test_spinning_follows_the_job(
         seen.append(options.spin)
         return opened(folder, options)
 
-    monkeypatch.setattr("bench.contenders.hearth_model.LLMInferenceRuntime.open", spy)
+    monkeypatch.setattr("hearth.bench.contenders.hearth_model.LLMInferenceRuntime.open", spy)
     HearthModel(job(toy, 1, spin=spin))
     assert seen == [RuntimeOptions().spin if spin is None else spin]
 

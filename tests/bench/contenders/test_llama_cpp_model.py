@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from bench.contenders.contender import ContenderName, Job, open_contender
-from bench.contenders.gguf_model import write_gguf
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from hearth.bench.contenders.contender import ContenderName, Job, open_contender
+from hearth.bench.contenders.gguf_model import write_gguf
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
 
 pytestmark = pytest.mark.reference
 pytest.importorskip("torch")

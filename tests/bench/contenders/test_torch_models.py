@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from bench.contenders.contender import Job, open_contender
-from bench.random_model import QUICK_SHAPE, write_shape
+from hearth.bench.contenders.contender import Job, open_contender
+from hearth.bench.random_model import QUICK_SHAPE, write_shape
 
 pytestmark = pytest.mark.reference
 torch = pytest.importorskip("torch")
-torch_models = pytest.importorskip("bench.contenders.torch_models")
+torch_models = pytest.importorskip("hearth.bench.contenders.torch_models")
 
 PROMPT = [5, 77, 200, 31]
 

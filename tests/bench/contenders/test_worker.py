@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.contenders import worker
-from bench.contenders.contender import Contender, Job
-from bench.contenders.worker import Worker, missing
-from runtime.errors import HearthError
+from hearth.bench.contenders import worker
+from hearth.bench.contenders.contender import Contender, Job
+from hearth.bench.contenders.worker import Worker, missing
+from hearth.runtime.errors import HearthError
 from tests.bench.running import hide
 
 

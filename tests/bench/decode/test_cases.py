@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 from safetensors import safe_open
 
-from bench.decode import cases
-from bench.decode.cases import (
+from hearth.bench.decode import cases
+from hearth.bench.decode.cases import (
     CASES,
     GPU_CASES,
     Artifacts,
@@ -20,10 +20,10 @@ from bench.decode.cases import (
     step_bytes,
     weight_bytes,
 )
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions
-from runtime.memory.sizes import projection_bytes
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.memory.sizes import projection_bytes
 from tests.runtime.engine_configs import small_config
 
 

@@ -7,15 +7,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.__main__ import bench
-from bench.decode import cases, command
-from bench.decode.cases import ENGINES, GPU_CASES, LARGEST_BATCH, PEERS, GPUCase
-from bench.decode.command import gpu_plan, run_gpu
-from bench.decode.cpu import SHARE_LIMIT
-from bench.decode.gpu import GPUModels, GPUPlan
-from bench.decode.gpu_figures import GPUFigures, gpu_figures
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
+from hearth.bench.__main__ import bench
+from hearth.bench.decode import cases, command
+from hearth.bench.decode.cases import ENGINES, GPU_CASES, LARGEST_BATCH, PEERS, GPUCase
+from hearth.bench.decode.command import gpu_plan, run_gpu
+from hearth.bench.decode.cpu import SHARE_LIMIT
+from hearth.bench.decode.gpu import GPUModels, GPUPlan
+from hearth.bench.decode.gpu_figures import GPUFigures, gpu_figures
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
 from tests.bench.decode.test_gpu_figures import times
 from tests.bench.running import hide
 

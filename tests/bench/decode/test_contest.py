@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from bench.contenders.contender import Job
-from bench.decode import contest
-from bench.decode.contest import PROMPT_TOKENS, Contest, prompt_ids
-from runtime.errors import HearthError
+from hearth.bench.contenders.contender import Job
+from hearth.bench.decode import contest
+from hearth.bench.decode.contest import PROMPT_TOKENS, Contest, prompt_ids
+from hearth.runtime.errors import HearthError
 
 
 class FakeWorker:

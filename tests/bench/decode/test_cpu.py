@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from bench.decode import cpu
-from bench.decode.cases import CASES, Artifacts
-from bench.decode.contest import PROMPT_TOKENS, prompt_ids
-from bench.decode.cpu import DecodeFigures, Plan, common_prefix, decode_figures
+from hearth.bench.decode import cpu
+from hearth.bench.decode.cases import CASES, Artifacts
+from hearth.bench.decode.contest import PROMPT_TOKENS, prompt_ids
+from hearth.bench.decode.cpu import DecodeFigures, Plan, common_prefix, decode_figures
 
 SIZE = 1 << 30
 

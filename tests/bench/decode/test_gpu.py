@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from bench.contenders.contender import ContenderName, Device, Job
-from bench.decode import gpu
-from bench.decode.cases import GPU_CASES, GPUEngine
-from bench.decode.contest import Contest
-from bench.decode.gpu import GPUModels, GPUPlan, actor_step_s, measure_gpu, step_times
-from bench.decode.gpu_figures import GPUFigures
-from daemon.cli.errors import Failure
+from hearth.bench.contenders.contender import ContenderName, Device, Job
+from hearth.bench.decode import gpu
+from hearth.bench.decode.cases import GPU_CASES, GPUEngine
+from hearth.bench.decode.contest import Contest
+from hearth.bench.decode.gpu import GPUModels, GPUPlan, actor_step_s, measure_gpu, step_times
+from hearth.bench.decode.gpu_figures import GPUFigures
+from hearth.daemon.cli.errors import Failure
 from tests.bench.running import hide
 
 pytestmark = pytest.mark.slow

@@ -1,7 +1,7 @@
 import pytest
 
-from bench.decode.cases import GPU_CASES, GPUCase, GPUEngine
-from bench.decode.gpu_figures import (
+from hearth.bench.decode.cases import GPU_CASES, GPUCase, GPUEngine
+from hearth.bench.decode.gpu_figures import (
     GPUFigures,
     GPUTimes,
     compare_cases,

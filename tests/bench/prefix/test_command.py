@@ -6,13 +6,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench import one_row
-from bench.__main__ import bench
-from bench.prefix import command
-from bench.prefix.command import room, runtime_options
-from runtime.errors import HearthError
-from runtime.memory.sizes import kv_cache_bytes
-from runtime.onnx_runtime import installed_version, reads_native
+from hearth.bench import one_row
+from hearth.bench.__main__ import bench
+from hearth.bench.prefix import command
+from hearth.bench.prefix.command import room, runtime_options
+from hearth.runtime.errors import HearthError
+from hearth.runtime.memory.sizes import kv_cache_bytes
+from hearth.runtime.onnx_runtime import installed_version, reads_native
 from tests.runtime.engine_configs import small_config
 
 

@@ -1,8 +1,8 @@
 import pytest
 from msgspec import structs
 
-from bench.prefix.command import Round, prefix_figures, shared_figures
-from runtime.request import RowToken, TopLogprob
+from hearth.bench.prefix.command import Round, prefix_figures, shared_figures
+from hearth.runtime.request import RowToken, TopLogprob
 
 
 def reply(*tokens: int, logprob: float = -0.5) -> list[RowToken]:

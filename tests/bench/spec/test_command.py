@@ -8,13 +8,13 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
 
-from bench.spec.command import SpecSession, _key, spec
-from bench.spec.contest import Replies, VerifyFigures, compare
-from daemon.cli.errors import FAILED
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions
+from hearth.bench.spec.command import SpecSession, _key, spec
+from hearth.bench.spec.contest import Replies, VerifyFigures, compare
+from hearth.daemon.cli.errors import FAILED
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12] * 2
 QUICK = ("--max-tokens", "12", "--threads", "1")
@@ -87,7 +87,7 @@ def test_a_reply_that_differs_fails(toy: Path, monkeypatch: pytest.MonkeyPatch) 
         ours.rows[3].pop()
         return compare(ours, reference, near_tie)
 
-    monkeypatch.setattr("bench.spec.command.compare", wrong)
+    monkeypatch.setattr("hearth.bench.spec.command.compare", wrong)
     result = run("--engine", str(toy), "--verify")
     assert result.return_value == FAILED
     assert "lookup/b8: a reply parts" in result.stderr
@@ -98,7 +98,7 @@ def test_a_case_that_loses_too_much_fails(
 ) -> None:
     arguments = ("--engine", str(tiny_engine), "--case", "lookup/b1", *ONCE)
     for limit, code in ((1e-9, 0), (1e9, FAILED)):
-        monkeypatch.setattr("bench.spec.command.LEAST_SPEEDUP", limit)
+        monkeypatch.setattr("hearth.bench.spec.command.LEAST_SPEEDUP", limit)
         assert run(*arguments).return_value == code
 
 
@@ -156,7 +156,7 @@ def test_the_tree_reaches_the_runtime(tiny_engine: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(SpecSession, "figures", note)
     monkeypatch.setattr(
-        "bench.spec.command.load_config",
+        "hearth.bench.spec.command.load_config",
         lambda folder: structs.replace(load_config(folder), enable_eagle_spec_decode=True),
     )
     with pytest.raises(HearthError, match="enough"):
@@ -170,8 +170,8 @@ def test_what_costs_nothing_is_looked_at_before_an_engine_is_built(
     def no_gpu() -> None:
         raise HearthError("engine_incompatible", "there is no GPU 0, only 0", "device")
 
-    monkeypatch.setattr("bench.spec.command.engine_folder", Path)
-    monkeypatch.setattr("bench.spec.command.gpu_facts", no_gpu)
+    monkeypatch.setattr("hearth.bench.spec.command.engine_folder", Path)
+    monkeypatch.setattr("hearth.bench.spec.command.gpu_facts", no_gpu)
     with pytest.raises(HearthError, match="there is no GPU"):
         run("--device", "cuda")
     with pytest.raises(HearthError) as caught:
@@ -193,10 +193,10 @@ def test_an_engine_of_a_gpu_is_not_measured_without_one(
     def no_gpu() -> None:
         raise HearthError("engine_incompatible", "there is no GPU", "device")
 
-    monkeypatch.setattr("bench.spec.command.gpu_facts", no_gpu)
+    monkeypatch.setattr("hearth.bench.spec.command.gpu_facts", no_gpu)
     monkeypatch.setattr(SpecSession, "open", None)
     monkeypatch.setattr(
-        "bench.spec.command.load_config",
+        "hearth.bench.spec.command.load_config",
         lambda folder: structs.replace(load_config(folder), device="cuda"),
     )
     with pytest.raises(HearthError, match="there is no GPU"):

@@ -1,8 +1,8 @@
 import pytest
 
-from bench.batches import BatchRun, TimedStep, run_batch
-from bench.spec import contest
-from bench.spec.contest import (
+from hearth.bench.batches import BatchRun, TimedStep, run_batch
+from hearth.bench.spec import contest
+from hearth.bench.spec.contest import (
     MixedFigures,
     Repeat,
     batches,
@@ -11,10 +11,10 @@ from bench.spec.contest import (
     metrics_since,
     spec_figures,
 )
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RowRequest, RowRound, RowToken
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RowRequest, RowRound, RowToken
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 def run(tokens: list[list[int]], seconds: float, *kinds: str) -> BatchRun:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from bench.spec import command
-from bench.spec.command import (
+from hearth.bench.spec import command
+from hearth.bench.spec.command import (
     ALL_CASES,
     VERIFY_SHAPES,
     Prompt,
@@ -17,9 +17,9 @@ from bench.spec.command import (
     spread,
     verified_shapes,
 )
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.text import Tokenizer
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.text import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 

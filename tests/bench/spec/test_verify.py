@@ -1,8 +1,8 @@
 import pytest
 
-from bench.spec.contest import Divergence, Replies, compare, divergence, replies
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RowToken, TopLogprob
+from hearth.bench.spec.contest import Divergence, Replies, compare, divergence, replies
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RowToken, TopLogprob
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5]
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench.vision.command import vision
-from runtime.errors import HearthError
+from hearth.bench.vision.command import vision
+from hearth.runtime.errors import HearthError
 from tests.bench.running import hide, run
 from tests.vision_models import write_vision_model
 

@@ -1,7 +1,7 @@
 import pytest
 
-from bench.vision.asking import Asked, Rates
-from bench.vision.figures import (
+from hearth.bench.vision.asking import Asked, Rates
+from hearth.bench.vision.figures import (
     Looks,
     SizeFigures,
     VisionFigures,

@@ -1,6 +1,6 @@
-from bench.vision.photographs import SIZES, photograph, renamed
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.headers import read_header
+from hearth.bench.vision.photographs import SIZES, photograph, renamed
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.headers import read_header
 
 
 def test_a_photograph_is_a_file_of_its_size_and_the_same_each_time() -> None:

@@ -2,14 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.vision.photographs import SIZES, photograph
-from bench.vision.worker import PictureJob
-from runtime.errors import HearthError
+from hearth.bench.vision.photographs import SIZES, photograph
+from hearth.bench.vision.worker import PictureJob
+from hearth.runtime.errors import HearthError
 from tests.vision_models import write_vision_model
 
 pytestmark = pytest.mark.reference
 pytest.importorskip("torch")
-pictures = pytest.importorskip("bench.vision.worker")
+pictures = pytest.importorskip("hearth.bench.vision.worker")
 
 
 def test_the_peer_answers_about_what_it_sees(tmp_path: Path) -> None:

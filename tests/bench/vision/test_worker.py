@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.vision.photographs import SIZES, photograph
-from bench.vision.worker import PictureJob, PictureWorker
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from hearth.bench.vision.photographs import SIZES, photograph
+from hearth.bench.vision.worker import PictureJob, PictureWorker
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
 from tests.bench.running import hide
 from tests.vision_models import write_vision_model
 

@@ -3,10 +3,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from daemon.adapters.keeper import AdapterFolder
-from daemon.configuration.places import adapters_folder
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
+from hearth.daemon.adapters.keeper import AdapterFolder
+from hearth.daemon.configuration.places import adapters_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
 
 CONFIG = simulated_config()
 

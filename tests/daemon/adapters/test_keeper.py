@@ -7,10 +7,10 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
-from actors.supervisor_messages import AdapterAnswer
-from daemon.adapters.keeper import AdapterFolder, AdapterKeeper
-from daemon.control.messages import (
+from hearth.actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from hearth.actors.supervisor_messages import AdapterAnswer
+from hearth.daemon.adapters.keeper import AdapterFolder, AdapterKeeper
+from hearth.daemon.control.messages import (
     AdapterAdded,
     AdapterList,
     AdapterRemoved,
@@ -20,10 +20,10 @@ from daemon.control.messages import (
     ListAdapters,
     RemoveAdapter,
 )
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.lora.stored import AdapterRecord
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.lora.stored import AdapterRecord
 
 RECORD = AdapterRecord(rank=4, base="home", source="/s", shapes="", bytes=9, sha256="")
 

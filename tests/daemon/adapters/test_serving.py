@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hearth_client import AdapterUnknown, Client
 
-from daemon.cli import cli
-from daemon.control.client import ask
-from daemon.control.messages import (
+from hearth.daemon.cli import cli
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import (
     AdapterAdded,
     AdapterList,
     AdapterRemoved,
@@ -17,9 +16,10 @@ from daemon.control.messages import (
     ListAdapters,
     RemoveAdapter,
 )
-from daemon.own_daemon import OwnDaemon, own_daemon
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth_client import AdapterUnknown, Client
 from tests.daemon.conftest import REFERENCE
 from tests.peft_models import write_peft
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli import adapter as module
-from daemon.control.messages import AdapterAdded, AddAdapter
-from daemon.shipped_files import ADAPTERS, MODELS, PICTURE, shipped_model, shipped_picture
+from hearth.daemon.cli import adapter as module
+from hearth.daemon.control.messages import AdapterAdded, AddAdapter
+from hearth.daemon.shipped_files import ADAPTERS, MODELS, PICTURE, shipped_model, shipped_picture
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ from typing import Any, cast
 import click
 import pytest
 from click.testing import CliRunner, Result
+
+from hearth.daemon.cli import chat as module
+from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth_client import (
     ConnectionLost,
     Delta,
@@ -26,9 +29,6 @@ from hearth_client import (
     Welcome,
 )
 from hearth_client.protocol import Limits, Reason
-
-from daemon.cli import chat as module
-from daemon.shipped_files import EXAMPLE_HOME
 
 
 class FakeGeneration:
@@ -274,7 +274,7 @@ def test_nobody_is_told_to_wait_once_the_reply_has_begun() -> None:
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
 def test_what_is_no_text_is_reported_as_it_is_of_a_file(errors: str) -> None:
-    program = [sys.executable, "-c", "from daemon.cli.chat import _ask; _ask('')"]
+    program = [sys.executable, "-c", "from hearth.daemon.cli.chat import _ask; _ask('')"]
     environ = {**os.environ, "PYTHONIOENCODING": f"utf-8:{errors}"}
     done = subprocess.run(program, input=b"\xff\n", capture_output=True, check=False, env=environ)
     assert done.stderr.endswith(b"Failure: the input is not utf-8 text: convert it first\n")
@@ -283,7 +283,7 @@ def test_what_is_no_text_is_reported_as_it_is_of_a_file(errors: str) -> None:
 def test_keys_that_are_typed_during_a_reply_are_not_shown_in_it() -> None:
     code = """
 import sys
-from daemon.cli.chat import _keys_kept_back
+from hearth.daemon.cli.chat import _keys_kept_back
 with _keys_kept_back():
     print("reply", flush=True)
     sys.stdin.readline()

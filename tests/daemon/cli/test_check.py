@@ -6,15 +6,15 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from daemon.check import inspect_engine
-from daemon.cli.check import _rows, check
-from daemon.cli.errors import Failure
-from daemon.configuration.settings import Settings
-from daemon.kernel_cache import KernelCache, Target
-from runtime.config import load_config
-from runtime.engine_folder import ANSWER_FILE, record_files, write_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from hearth.daemon.check import inspect_engine
+from hearth.daemon.cli.check import _rows, check
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.kernel_cache import KernelCache, Target
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import ANSWER_FILE, record_files, write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
 from tests.daemon.test_gpu_facts import GPU, GPU_PLAN
 from tests.references import reference_folder
 
@@ -45,7 +45,7 @@ def test_the_rank_of_adapters_is_told(tmp_path: Path, tiny_engine: Path) -> None
 def test_a_refusal_is_a_failure_with_the_reason(
     tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
+    monkeypatch.setattr("hearth.daemon.check.available_memory", lambda: 1)
     arguments = ["--engine", str(tiny_engine)]
     with pytest.raises(Failure, match="cannot be served: 1 row of 96 tokens would take"):
         CliRunner().invoke(check, arguments, standalone_mode=False, catch_exceptions=False)
@@ -126,7 +126,7 @@ def test_a_wrong_answer_cannot_be_served(tiny_engine: Path, tmp_path: Path) -> N
 def test_what_does_not_fit_is_not_loaded(
     tiny_engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
+    monkeypatch.setattr("hearth.daemon.check.available_memory", lambda: 1)
     arguments = ["--engine", str(tiny_engine), "--answer", "--json"]
     result = CliRunner().invoke(check, arguments, standalone_mode=False)
     assert json.loads(result.output)["answer"] == "not compared"
@@ -204,7 +204,7 @@ def test_kernels_are_compiled_for_a_gpu_that_is_not_here(
         asked.append((folder, [one.facts.multiprocessors for one in targets]))
         return KernelCache(wanted=9, compiled=9)
 
-    monkeypatch.setattr("daemon.cli.check.compile_kernels", compiled)
+    monkeypatch.setattr("hearth.daemon.cli.check.compile_kernels", compiled)
     arguments = ["--engine", str(tmp_path / "engine"), "--compile-for", "8.7:8"]
     result = CliRunner().invoke(check, [*arguments, "--compile-for", "9.0:132"])
     assert (result.exit_code, "9 kernels are there" in result.output) == (0, True)

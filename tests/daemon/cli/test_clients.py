@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 import pytest
-from hearth_client import Client, ConnectionTimeout, QueueFull
 
-from daemon.cli import clients
-from daemon.cli.clients import connected, daemon_address, explained
-from daemon.cli.errors import Failure
+from hearth.daemon.cli import clients
+from hearth.daemon.cli.clients import connected, daemon_address, explained
+from hearth.daemon.cli.errors import Failure
+from hearth_client import Client, ConnectionTimeout, QueueFull
 from tests.daemon.door.harness import running_door
 
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from daemon.cli.console import Lines, err, out, printable, progress_bar, show, size, table
+from hearth.daemon.cli.console import Lines, err, out, printable, progress_bar, show, size, table
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_off_a_terminal_no_line_ends_in_blanks(capsys: pytest.CaptureFixture[str
 
 def test_who_reads_no_further_does_not_make_it_a_failure() -> None:
     code = (
-        "from daemon.cli.console import out, table\n"
-        "from daemon.cli.errors import run_and_exit\n"
+        "from hearth.daemon.cli.console import out, table\n"
+        "from hearth.daemon.cli.errors import run_and_exit\n"
         "run_and_exit(lambda: [out().print(table([('a', 'b' * 99)] * 99)) for _ in range(99)])"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:

@@ -1,10 +1,10 @@
 from pathlib import Path
 
 import pytest
-from hearth_client.protocol import Limits
 from msgspec import structs
 
-from daemon.cli.chat import HELP, Conversation
+from hearth.daemon.cli.chat import HELP, Conversation
+from hearth_client.protocol import Limits
 
 
 def contents(conversation: Conversation) -> list[str]:

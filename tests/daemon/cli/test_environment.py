@@ -1,4 +1,4 @@
-from daemon.cli.errors import keep_to_this_machine
+from hearth.daemon.cli.errors import keep_to_this_machine
 
 
 def test_onnx_runtime_is_told_to_report_nothing() -> None:

@@ -1,4 +1,6 @@
 import pytest
+
+from hearth.daemon.cli.status import executor_rows
 from hearth_client.protocol import (
     ExecutorReport,
     ImagesReport,
@@ -6,8 +8,6 @@ from hearth_client.protocol import (
     SpeculationReport,
     StageReport,
 )
-
-from daemon.cli.status import executor_rows
 
 PREFILL = StageReport(steps=2, tokens=40, seconds=0.5)
 NOTHING = StageReport(steps=0, tokens=0, seconds=0.0)

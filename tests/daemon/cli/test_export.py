@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.cli.export import export
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.generation.deployment import load_deployment
-from runtime.options import RuntimeOptions
-from runtime.vision_config import load_vision_config
+from hearth.daemon.cli.export import export
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.vision_config import load_vision_config
 from tests.daemon.conftest import REFERENCE
 from tests.eagle_models import write_draft
 from tests.runtime.export.hugging_face import change_tensors, copy_model
@@ -133,7 +133,7 @@ def test_a_model_without_a_chat_template_is_exported_with_a_warning(tmp_path: Pa
 def test_what_this_machine_cannot_serve_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("daemon.check.available_memory", lambda: 1)
+    monkeypatch.setattr("hearth.daemon.check.available_memory", lambda: 1)
     told = run(str(REFERENCE), str(tmp_path / "engine")).stderr
     assert "this machine cannot serve it as it is: " in told
     assert (tmp_path / "engine" / "config.json").is_file()
@@ -141,7 +141,7 @@ def test_what_this_machine_cannot_serve_is_told(
     def unreadable(*_: object) -> None:
         raise HearthError("engine_missing", "a file cannot be read")
 
-    monkeypatch.setattr("daemon.check.load_engines", unreadable)
+    monkeypatch.setattr("hearth.daemon.check.load_engines", unreadable)
     told = run(str(REFERENCE), str(tmp_path / "other")).stderr
     assert "this machine cannot serve it as it is: a file cannot be read" in told
 

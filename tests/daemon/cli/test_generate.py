@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.cli.generate import generate
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
+from hearth.daemon.cli.generate import generate
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from tests.peft_models import change_fields, write_peft
 from tests.references import reference_folder
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image, ImageDraw
 
-from daemon.cli.generate import generate
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from hearth.daemon.cli.generate import generate
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
 from tests.vision_models import FAMILIES, write_vision_model
 
 

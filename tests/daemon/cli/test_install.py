@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.install import install, uninstall
-from daemon.install import manager
+from hearth.daemon.cli.install import install, uninstall
+from hearth.daemon.install import manager
 
 IMAGE = ["--hearth", "/opt/hearth/bin/hearth", "--root"]
 

@@ -5,9 +5,9 @@ import pytest
 import zmq
 from click.testing import CliRunner, Result
 
-from daemon.cli.keys import keys
-from daemon.door.keys import read_keys
-from runtime.errors import HearthError
+from hearth.daemon.cli.keys import keys
+from hearth.daemon.door.keys import read_keys
+from hearth.runtime.errors import HearthError
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli import LazyCommand, LazyGroup
+from hearth.daemon.cli import LazyCommand, LazyGroup
 
 
 @pytest.fixture
 def group() -> LazyGroup:
     commands = {
-        "status": LazyCommand("daemon.cli.status:status", "Show it."),
+        "status": LazyCommand("hearth.daemon.cli.status:status", "Show it."),
         "broken": LazyCommand("daemon.no_such_module:x", "Never imported by the help."),
-        "wrong": LazyCommand("daemon.cli.errors:FAILED", "Not a command."),
+        "wrong": LazyCommand("hearth.daemon.cli.errors:FAILED", "Not a command."),
     }
     return LazyGroup(name="group", commands_by_name=commands, elsewhere={"ps": "status shows it"})
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 import pytest
 
-import daemon.cli
-from runtime.errors import HearthError
+import hearth.daemon.cli
+from hearth.runtime.errors import HearthError
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["hearth", *arguments])
     with pytest.raises(SystemExit) as caught:
-        daemon.cli.main()
+        hearth.daemon.cli.main()
     assert isinstance(caught.value.code, int)
     return caught.value.code
 
@@ -24,21 +24,21 @@ def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
     def raise_it(**_options: object) -> None:
         raise error
 
-    monkeypatch.setattr(daemon.cli.cli, "main", raise_it)
+    monkeypatch.setattr(hearth.daemon.cli.cli, "main", raise_it)
     return run(monkeypatch)
 
 
 def test_help_lists_every_command_and_imports_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in [name for name in sys.modules if name.startswith("daemon.cli.")]:
+    for module in [name for name in sys.modules if name.startswith("hearth.daemon.cli.")]:
         if module.rpartition(".")[2] in {"serve", "chat", "generate", "check"}:
             monkeypatch.delitem(sys.modules, module)
     assert run(monkeypatch, "--help") == 0
     text = capsys.readouterr().out
     for command in ("serve", "chat", "generate", "export", "check", "status", "bench"):
         assert f"  {command} " in text
-        assert f"daemon.cli.{command}" not in sys.modules or command in {"export", "status"}
+        assert f"hearth.daemon.cli.{command}" not in sys.modules or command in {"export", "status"}
     assert "hearth chat" in text
 
 
@@ -99,9 +99,9 @@ def test_what_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch
     def raise_it(**_options: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(daemon.cli.cli, "main", raise_it)
+    monkeypatch.setattr(hearth.daemon.cli.cli, "main", raise_it)
     with pytest.raises(ZeroDivisionError):
-        daemon.cli.main()
+        hearth.daemon.cli.main()
 
 
 @pytest.mark.parametrize("command", [(), ("bench",)])
@@ -129,14 +129,14 @@ def test_no_library_leaves_anything_in_the_home_of_the_user(
     environ = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     environ.pop("ORT_DISABLE_TELEMETRY", None)
     arguments = ("generate", str(tiny_engine), "--ids", "1,2", "--max-tokens", "2")
-    subprocess.run([sys.executable, "-m", "daemon.cli", *arguments], env=environ, check=True)
+    subprocess.run([sys.executable, "-m", "hearth.daemon.cli", *arguments], env=environ, check=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_signal_that_the_work_has_ignored_stays_ignored_to_the_end() -> None:
     code = """
 import atexit, os, signal
-from daemon.cli.errors import run_and_exit
+from hearth.daemon.cli.errors import run_and_exit
 
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)
 run_and_exit(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN) and 0)
@@ -147,7 +147,7 @@ run_and_exit(lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN) and 0)
 def test_sigterm_undoes_what_was_begun_and_ends_the_program_as_it_does(tmp_path: Path) -> None:
     code = f"""
 import pathlib, time
-from daemon.cli.errors import run_and_exit
+from hearth.daemon.cli.errors import run_and_exit
 
 def work():
     try:
@@ -167,9 +167,8 @@ run_and_exit(work)
 
 
 def test_what_an_encoding_lacks_is_a_question_mark_and_no_traceback() -> None:
-    code = (
-        "from daemon.cli.errors import run_and_exit;run_and_exit(lambda: print('caf\\xe9 \\u2588'))"
-    )
+    run = "run_and_exit(lambda: print('caf\\xe9 \\u2588'))"
+    code = f"from hearth.daemon.cli.errors import run_and_exit; {run}"
     environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
     program = [sys.executable, "-c", code]
     done = subprocess.run(program, capture_output=True, check=False, env=environ)

@@ -5,10 +5,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.options import settings_from, settings_options
-from daemon.configuration.load import OLD_NAMES
-from daemon.configuration.settings import SETTINGS, Settings, flag_of
-from runtime.errors import HearthError
+from hearth.daemon.cli.options import settings_from, settings_options
+from hearth.daemon.configuration.load import OLD_NAMES
+from hearth.daemon.configuration.settings import SETTINGS, Settings, flag_of
+from hearth.runtime.errors import HearthError
 
 
 def given(*arguments: str) -> Settings:

@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.export import export
-from runtime.export import DraftOptions, ExportOptions
-from runtime.export.tensorrt.options import PlanOptions
+from hearth.daemon.cli.export import export
+from hearth.runtime.export import DraftOptions, ExportOptions
+from hearth.runtime.export.tensorrt.options import PlanOptions
 
 
 class Asked(Exception):  # noqa: N818 - carries the options out of the command
@@ -20,7 +20,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(_source: Path, _target: Path, options: ExportOptions, _progress: Any) -> None:
         raise Asked(options)
 
-    monkeypatch.setattr("runtime.export.export_model", ask)
+    monkeypatch.setattr("hearth.runtime.export.export_model", ask)
 
 
 def asked(*arguments: str) -> ExportOptions:

@@ -6,9 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.errors import Failure
-from daemon.cli.generate import encode_prompt, parse_ids, read_prompts
-from runtime.text import Tokenizer
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.cli.generate import encode_prompt, parse_ids, read_prompts
+from hearth.runtime.text import Tokenizer
 
 
 class FakeTokenizer:

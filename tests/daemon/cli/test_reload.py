@@ -3,9 +3,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli import reload as module
-from daemon.control.messages import Reload, Reloaded
-from runtime.errors import HearthError
+from hearth.daemon.cli import reload as module
+from hearth.daemon.control.messages import Reload, Reloaded
+from hearth.runtime.errors import HearthError
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 import pytest
 
-from daemon.cli import serve as module
-from daemon.cli.serve import serve
-from daemon.configuration.settings import GROUPS, SETTINGS, flag_of, variable_of
-from daemon.exit_codes import CONFIGURATION
-from daemon.life import words
-from daemon.own_daemon import own_daemon
+from hearth.daemon.cli import serve as module
+from hearth.daemon.cli.serve import serve
+from hearth.daemon.configuration.settings import GROUPS, SETTINGS, flag_of, variable_of
+from hearth.daemon.exit_codes import CONFIGURATION
+from hearth.daemon.life import words
+from hearth.daemon.own_daemon import own_daemon
 
 
 def test_an_impossible_socket_is_refused_before_an_engine_is_built(
@@ -72,7 +72,10 @@ def test_an_engine_that_cannot_be_loaded_is_logged_once(
     graph.write_bytes(graph.read_bytes()[:-1] + b"?")
     command = ["serve", "--engine", str(folder), "--socket", str(short_folder / "s")]
     done = subprocess.run(
-        [sys.executable, "-m", "daemon.cli", *command], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "hearth.daemon.cli", *command],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == CONFIGURATION
     (line,) = done.stderr.splitlines()

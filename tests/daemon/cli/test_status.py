@@ -4,10 +4,10 @@ from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
-from hearth_client import ExecutorReport, StageReport, StatusReport
 from msgspec import structs
 
-from daemon.cli import status as module
+from hearth.daemon.cli import status as module
+from hearth_client import ExecutorReport, StageReport, StatusReport
 
 
 class FakeClient:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from hearth_client.protocol import ImageUsage
 from rich.console import Console, RenderableType
 
-from daemon.cli import trace as module
-from daemon.cli.trace import listing, milliseconds, waterfall
-from daemon.control.messages import Trace, TraceReport
-from daemon.door.finished import FinishedRequest
+from hearth.daemon.cli import trace as module
+from hearth.daemon.cli.trace import listing, milliseconds, waterfall
+from hearth.daemon.control.messages import Trace, TraceReport
+from hearth.daemon.door.finished import FinishedRequest
+from hearth_client.protocol import ImageUsage
 from tests.daemon.observe.tracing.records import record
 
 

@@ -8,13 +8,13 @@ import click
 import pytest
 from msgspec import structs
 
-from daemon.cli.export import export
-from daemon.cli.serve import serve
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.export.draft_config import DraftOptions, check_draft_options, resolve_tree
-from runtime.generation.deployment import resolve_deployment
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.daemon.cli.export import export
+from hearth.daemon.cli.serve import serve
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.draft_config import DraftOptions, check_draft_options, resolve_tree
+from hearth.runtime.generation.deployment import resolve_deployment
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from tests.runtime.engine_configs import draft_config, small_config
 
 BASE = structs.replace(

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.check import inspect_engine, with_answer
-from daemon.cli.export import export
-from daemon.cli.generate import generate
-from daemon.cli.weights import weights
-from daemon.configuration.settings import settings_of
-from runtime.errors import HearthError
+from hearth.daemon.check import inspect_engine, with_answer
+from hearth.daemon.cli.export import export
+from hearth.daemon.cli.generate import generate
+from hearth.daemon.cli.weights import weights
+from hearth.daemon.configuration.settings import settings_of
+from hearth.runtime.errors import HearthError
 from tests.daemon.conftest import REFERENCE
 from tests.runtime.weights.external_models import needs_other_weights
 

@@ -1,7 +1,7 @@
 """Names, defaults and ranges that users type, as version 0.1.0 had them."""
 
-from daemon.configuration.settings import SETTINGS, flag_of, variable_of
-from daemon.configuration.words import allowed, shown
+from hearth.daemon.configuration.settings import SETTINGS, flag_of, variable_of
+from hearth.daemon.configuration.words import allowed, shown
 
 VERSION_0_1_0 = """\
 engine "" restarts text

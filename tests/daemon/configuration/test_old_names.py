@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from daemon.configuration.load import OLD_NAMES, load_settings
-from daemon.configuration.settings import settings_of
-from runtime.errors import HearthError
-from runtime.options import EagleDraftingConfig, check_speculation
+from hearth.daemon.configuration.load import OLD_NAMES, load_settings
+from hearth.daemon.configuration.settings import settings_of
+from hearth.runtime.errors import HearthError
+from hearth.runtime.options import EagleDraftingConfig, check_speculation
 
 WHOLE = {"drafting_top_k": "4", "drafting_step": "3", "verify_tree_size": "16"}
 TREE = EagleDraftingConfig(drafting_top_k=4, drafting_step=3, verify_tree_size=16)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.configuration.load import load_settings
-from daemon.configuration.settings import SETTINGS, Settings, settings_of
-from runtime.errors import HearthError
+from hearth.daemon.configuration.load import load_settings
+from hearth.daemon.configuration.settings import SETTINGS, Settings, settings_of
+from hearth.runtime.errors import HearthError
 
 
 def write(folder: Path, text: str) -> Path:

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.configuration.settings import SETTINGS
-from daemon.configuration.sources import environment_source, file_source, flag_source
-from runtime.errors import HearthError
+from hearth.daemon.configuration.settings import SETTINGS
+from hearth.daemon.configuration.sources import environment_source, file_source, flag_source
+from hearth.runtime.errors import HearthError
 
 
 def test_no_file_is_an_empty_source() -> None:

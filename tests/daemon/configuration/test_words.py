@@ -1,7 +1,7 @@
 import pytest
 
-from daemon.configuration.settings import SETTINGS
-from daemon.configuration.words import allowed, shown
+from hearth.daemon.configuration.settings import SETTINGS
+from hearth.daemon.configuration.words import allowed, shown
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from threading import Thread
 
 import pytest
 
-from daemon.control.client import ask
-from daemon.control.messages import Reload, Reloaded, control_path
-from runtime.errors import HearthError
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Reload, Reloaded, control_path
+from hearth.runtime.errors import HearthError
 
 
 @contextmanager

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 import structlog
 
-from daemon.control import server as module
-from daemon.control.messages import (
+from hearth.daemon.control import server as module
+from hearth.daemon.control.messages import (
     LINE_BYTES,
     ControlAnswer,
     ControlRequest,
     Reload,
     Reloaded,
 )
-from daemon.control.server import CONNECTIONS, ControlServer
-from runtime.errors import HearthError
+from hearth.daemon.control.server import CONNECTIONS, ControlServer
+from hearth.runtime.errors import HearthError
 
 pytestmark = pytest.mark.anyio
 

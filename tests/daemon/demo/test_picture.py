@@ -4,7 +4,7 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from daemon.demo.show import half_blocks, show_picture
+from hearth.daemon.demo.show import half_blocks, show_picture
 
 
 def _flag(folder: Path) -> Path:

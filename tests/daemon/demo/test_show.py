@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from daemon.cli import main
-from daemon.cli.errors import Failure
-from daemon.demo import show as demo
-from daemon.own_daemon import own_daemon
-from daemon.shipped import VISION
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
+from hearth.daemon.cli import main
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.demo import show as demo
+from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.shipped import VISION
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
 from tests.daemon.conftest import REFERENCE
 
 

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from daemon.demo.show import Reply, show
+from hearth.daemon.demo.show import Reply, show
 
 
 def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:

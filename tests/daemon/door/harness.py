@@ -16,18 +16,18 @@ import zmq
 from anyio.abc import TaskGroup
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from actors import messages as m
-from actors.arena import Arena
-from actors.image_work import ImageTimes
-from actors.mailbox import Receiver, Sender
-from actors.settings import PolicySettings
-from daemon.door.finished import Listener
-from daemon.door.front_door import FrontDoor
-from daemon.door.keys import Keys
-from daemon.door.settings import DoorSettings
-from daemon.door.state import DoorFacts
-from daemon.life import Life
-from runtime.request import FinishReason, RowToken, TopLogprob
+from hearth.actors import messages as m
+from hearth.actors.arena import Arena
+from hearth.actors.image_work import ImageTimes
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.finished import Listener
+from hearth.daemon.door.front_door import FrontDoor
+from hearth.daemon.door.keys import Keys
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.state import DoorFacts
+from hearth.daemon.life import Life
+from hearth.runtime.request import FinishReason, RowToken, TopLogprob
 
 T = TypeVar("T")
 LIMIT = 2000

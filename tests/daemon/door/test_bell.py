@@ -4,7 +4,7 @@ from typing import Any
 import anyio
 import pytest
 
-from daemon.door.front_door import Bell
+from hearth.daemon.door.front_door import Bell
 from tests.daemon.door.harness import BACKENDS
 
 

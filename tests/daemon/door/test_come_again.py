@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from actors.settings import PolicySettings, Reloadable
-from daemon.door.come_again import GRACE_S, LEAST_S, MOST_S, ComeAgain, Pace
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.daemon.door.come_again import GRACE_S, LEAST_S, MOST_S, ComeAgain, Pace
 
 PLACES = 8
 

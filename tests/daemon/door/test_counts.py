@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hearth_client import Client
 from msgspec.structs import replace
 
-from actors.messages import Failed
-from actors.settings import PolicySettings
-from daemon.door import front_door
-from daemon.door.dispatch import OWN_REPORT
+from hearth.actors.messages import Failed
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door import front_door
+from hearth.daemon.door.dispatch import OWN_REPORT
+from hearth_client import Client
 from tests.daemon.door.harness import greet, hear, raw_client, running_door, say
 from tests.daemon.door.test_dispatch import Desk
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import zmq
 
-from actors.settings import Reloadable
-from daemon.door import curve_socket
-from daemon.door.curve_socket import CurveSocket, check_library, open_port
-from daemon.door.keys import Keys
-from daemon.door.local_socket import STRANGERS
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import Received
-from runtime.errors import HearthError
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door import curve_socket
+from hearth.daemon.door.curve_socket import CurveSocket, check_library, open_port
+from hearth.daemon.door.keys import Keys
+from hearth.daemon.door.local_socket import STRANGERS
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import Received
+from hearth.runtime.errors import HearthError
 from tests.daemon.door.harness import until
 
 CLIENT, SERVER = zmq.curve_keypair(), zmq.curve_keypair()

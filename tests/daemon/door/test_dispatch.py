@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
-from hearth_client.protocol import Delta, Detokenized, Tokens
 
-from actors.mailbox import MailboxFull, Sender
-from actors.messages import AskReport, Cancel, ClientGone, Convert
-from actors.settings import PolicySettings
-from daemon.door.dispatch import Dispatch
-from daemon.door.finished import Listener
-from daemon.door.sessions import Kind, OpenRequest, Session
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import Sent
-from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorFacts, DoorState
+from hearth.actors.mailbox import MailboxFull, Sender
+from hearth.actors.messages import AskReport, Cancel, ClientGone, Convert
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.dispatch import Dispatch
+from hearth.daemon.door.finished import Listener
+from hearth.daemon.door.sessions import Kind, OpenRequest, Session
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import Sent
+from hearth.daemon.door.sockets import DoorSockets
+from hearth.daemon.door.state import DoorFacts, DoorState
+from hearth_client.protocol import Delta, Detokenized, Tokens
 
 
 class FakeSocket:

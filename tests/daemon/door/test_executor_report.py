@@ -1,12 +1,11 @@
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door.replies import executor_report
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.request import RowRound
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from hearth_client.protocol import ImagesReport
-
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.replies import executor_report
-from runtime.generation.step_times import StageMetrics
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.request import RowRound
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
 
 
 def test_every_metric_is_reported_under_its_name() -> None:

@@ -1,7 +1,7 @@
-from actors.messages import ExecutorLimits
-from actors.settings import PolicySettings
-from daemon.door.state import door_facts, within
-from runtime.executor.simulated_engine import simulated_config
+from hearth.actors.messages import ExecutorLimits
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.state import door_facts, within
+from hearth.runtime.executor.simulated_engine import simulated_config
 
 
 def test_what_an_executor_can_hold_is_what_clients_are_told() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
+from hearth.daemon.door.finished import FinishedRequest
 from hearth_client import Client
 from hearth_client.errors import ExecutorFailed
-
-from daemon.door.finished import FinishedRequest
 from tests.daemon.door.harness import Harness, running_door, until
 from tests.daemon.door.test_dispatch import Desk
 

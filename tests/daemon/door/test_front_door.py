@@ -11,6 +11,14 @@ from typing import Any
 
 import pytest
 import zmq
+from msgspec import structs
+
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door import replies
+from hearth.daemon.life import Life
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from hearth_client import (
     Client,
     ExecutorFailed,
@@ -20,14 +28,6 @@ from hearth_client import (
     SlowClient,
     Speculation,
 )
-from msgspec import structs
-
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door import replies
-from daemon.life import Life
-from runtime.errors import HearthError
-from runtime.generation.step_times import StageMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
 from tests.daemon.door.harness import (
     BACKENDS,
     FACTS,

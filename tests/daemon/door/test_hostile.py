@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hearth_client import Client, UnsupportedOption
 
-from actors.arena import Arena
-from daemon.door import local_socket
-from daemon.door.curve_socket import memory_of_process
+from hearth.actors.arena import Arena
+from hearth.daemon.door import local_socket
+from hearth.daemon.door.curve_socket import memory_of_process
+from hearth_client import Client, UnsupportedOption
 from tests.daemon.door.harness import (
     BACKENDS,
     Harness,

@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 import zmq
 import zmq.auth
-from hearth_client.keys import read_key_file
 
-from daemon.door import keys as module
-from daemon.door.keys import add_client, keys_folder, make_server_keys, read_keys, remove_client
-from runtime.errors import HearthError
+from hearth.daemon.door import keys as module
+from hearth.daemon.door.keys import (
+    add_client,
+    keys_folder,
+    make_server_keys,
+    read_keys,
+    remove_client,
+)
+from hearth.runtime.errors import HearthError
+from hearth_client.keys import read_key_file
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.door.listener import bind_file, check_free, check_place, open_listener
-from runtime.errors import HearthError
+from hearth.daemon.door.listener import bind_file, check_free, check_place, open_listener
+from hearth.runtime.errors import HearthError
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ listening.bind("\\0" * abstract + sys.argv[1])
 if sys.argv[3] != "connected":
     listening.listen()
 os.dup2(listening.fileno(), 3)
-from daemon.door.listener import check_place, open_listener
+from hearth.daemon.door.listener import check_place, open_listener
 environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2" if sys.argv[3] == "2" else "1"}
 listener = open_listener("", environ)
 print(listener.path)

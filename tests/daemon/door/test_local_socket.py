@@ -13,17 +13,17 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from hearth_client import Client, ConnectionLost
 from msgspec.structs import replace
 
-from actors.arena import Arena
-from actors.settings import Reloadable
-from daemon.door import local_socket
-from daemon.door.listener import Listener, open_listener
-from daemon.door.local_socket import LocalSocket
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import Received
-from daemon.door.zmtp import GREETING, header
+from hearth.actors.arena import Arena
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door import local_socket
+from hearth.daemon.door.listener import Listener, open_listener
+from hearth.daemon.door.local_socket import LocalSocket
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import Received
+from hearth.daemon.door.zmtp import GREETING, header
+from hearth_client import Client, ConnectionLost
 from tests.daemon.door.harness import greet, hear, running_door, say, until
 from tests.system.faults.raw_peer import connected_peer, connection, has_ended, send_message
 

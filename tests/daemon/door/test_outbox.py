@@ -1,3 +1,7 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hearth.daemon.door.sessions import Outbox
 from hearth_client.protocol import (
     Accepted,
     Answer,
@@ -8,10 +12,6 @@ from hearth_client.protocol import (
     Tokens,
     Usage,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-from daemon.door.sessions import Outbox
 
 
 def delta(request_id: str, seq: int, text: str = "x") -> Delta:

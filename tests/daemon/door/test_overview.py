@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hearth_client import CancelledByOperator, Client
 
-from daemon.door.overview import (
+from hearth.daemon.door.overview import (
     OpenClient,
     RunningRequest,
     generations,
@@ -16,7 +15,8 @@ from daemon.door.overview import (
     running_request,
     tokens_of_replies,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
+from hearth_client import CancelledByOperator, Client
 from tests.daemon.door.harness import Harness, running_door, until
 
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from hearth_client.protocol import ClientMessage, Generate
 from msgspec import structs
 from PIL import Image
 
-from actors.arena import Arena
-from daemon.door.pictures import Pictures, check_frames
-from daemon.door.settings import DoorSettings
-from daemon.door.wire import decode, visuals_of
-from runtime.errors import HearthError
-from runtime.images import Picture
+from hearth.actors.arena import Arena
+from hearth.daemon.door.pictures import Pictures, check_frames
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.wire import decode, visuals_of
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import Picture
+from hearth_client.protocol import ClientMessage, Generate
 from tests.clients.vectors import load
 
 SETTINGS = DoorSettings(images_per_request=4, image_bytes=1000)

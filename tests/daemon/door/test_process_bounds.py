@@ -1,6 +1,6 @@
 import mmap
 
-from daemon.door.curve_socket import Growth, memory_of_process
+from hearth.daemon.door.curve_socket import Growth, memory_of_process
 
 
 class Process:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.life import Life
 from hearth_client import (
     Client,
     ExecutorFailed,
@@ -12,10 +16,6 @@ from hearth_client import (
     TooManyRequests,
     WeightsInvalid,
 )
-
-from actors.settings import PolicySettings
-from daemon.door.settings import DoorSettings
-from daemon.life import Life
 from tests.daemon.door.harness import running_door, until
 
 

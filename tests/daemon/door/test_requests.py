@@ -8,18 +8,18 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from actors.arena import Arena
-from actors.mailbox import Sender
-from actors.messages import Prepare
-from actors.settings import PolicySettings
-from daemon.door.dispatch import Dispatch
-from daemon.door.pictures import Pictures
-from daemon.door.requests import Requests
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import Received
-from daemon.door.sockets import DoorSockets
-from daemon.door.state import DoorFacts, DoorState
-from daemon.life import Life
+from hearth.actors.arena import Arena
+from hearth.actors.mailbox import Sender
+from hearth.actors.messages import Prepare
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door.dispatch import Dispatch
+from hearth.daemon.door.pictures import Pictures
+from hearth.daemon.door.requests import Requests
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import Received
+from hearth.daemon.door.sockets import DoorSockets
+from hearth.daemon.door.state import DoorFacts, DoorState
+from hearth.daemon.life import Life
 from tests.daemon.door.test_dispatch import Desk, FakeMailbox, FakeSocket
 
 SETTINGS = DoorSettings(images_per_request=4, image_bytes=1000)

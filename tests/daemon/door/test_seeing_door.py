@@ -9,6 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+
+from hearth.actors.arena import Arena
+from hearth.actors.messages import TurnPart
+from hearth.daemon.door import front_door
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.daemon.door.socket import Received
 from hearth_client import (
     AsyncClient,
     Client,
@@ -18,12 +24,6 @@ from hearth_client import (
     UnsupportedOption,
     Video,
 )
-
-from actors.arena import Arena
-from actors.messages import TurnPart
-from daemon.door import front_door
-from daemon.door.finished import FinishedRequest
-from daemon.door.socket import Received
 from tests.daemon.door.harness import (
     BACKENDS,
     Harness,

@@ -1,14 +1,14 @@
 import pytest
-from hearth_client.protocol import Leased
-from hearth_client.running_clock import RunningClock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.settings import Reloadable
-from daemon.door.sessions import Session, Sessions
-from daemon.door.settings import DoorSettings
-from daemon.door.state import _MOST_S
-from runtime.errors import HearthError
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door.sessions import Session, Sessions
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.state import _MOST_S
+from hearth.runtime.errors import HearthError
+from hearth_client.protocol import Leased
+from hearth_client.running_clock import RunningClock
 
 
 def make(clients: int = 3, requests: int = 4) -> Sessions:

@@ -10,14 +10,14 @@ from typing import cast
 
 import pytest
 
-from actors import messages as m
-from actors.settings import PolicySettings
-from daemon.door import front_door
-from daemon.door.front_door import FrontDoor
-from daemon.door.settings import DoorSettings
-from daemon.door.socket import DoorSocket, Received
-from daemon.door.state import DoorFacts
-from daemon.life import Life
+from hearth.actors import messages as m
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door import front_door
+from hearth.daemon.door.front_door import FrontDoor
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import DoorSocket, Received
+from hearth.daemon.door.state import DoorFacts
+from hearth.daemon.life import Life
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 
 DEAR, CHEAP = 2, 4

@@ -6,14 +6,14 @@ import tracemalloc
 from typing import Any, cast
 
 import pytest
-from hearth_client.protocol import Answer, Delta, Done, Error, TokenLogprob, Tokens, Usage
 
-from actors.settings import PolicySettings
-from daemon.door import dispatch
-from daemon.door.dispatch import Delivery, Dispatch
-from daemon.door.sessions import OpenRequest, Outbox, Session
-from daemon.door.settings import DoorSettings
-from daemon.door.state import DoorFacts, DoorState
+from hearth.actors.settings import PolicySettings
+from hearth.daemon.door import dispatch
+from hearth.daemon.door.dispatch import Delivery, Dispatch
+from hearth.daemon.door.sessions import OpenRequest, Outbox, Session
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.state import DoorFacts, DoorState
+from hearth_client.protocol import Answer, Delta, Done, Error, TokenLogprob, Tokens, Usage
 
 MIB = 1 << 20
 SLOW_BYTES = 60_000

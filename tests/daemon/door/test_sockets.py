@@ -4,10 +4,10 @@ from typing import cast
 
 import pytest
 
-from daemon.door.curve_socket import CurveSocket
-from daemon.door.local_socket import LocalSocket
-from daemon.door.socket import Received, Sent
-from daemon.door.sockets import DoorSockets
+from hearth.daemon.door.curve_socket import CurveSocket
+from hearth.daemon.door.local_socket import LocalSocket
+from hearth.daemon.door.socket import Received, Sent
+from hearth.daemon.door.sockets import DoorSockets
 
 
 class FakeSocket:

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+
+from hearth.actors.arena import Arena
+from hearth.actors.settings import Reloadable
+from hearth.daemon.door import curve_socket, zap
+from hearth.daemon.door.curve_socket import CurveSocket, Growth, open_port
+from hearth.daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
+from hearth.daemon.door.settings import DoorSettings
 from hearth_client import AsyncClient, Client, ConnectionLost, ConnectionTimeout, Image, NotAllowed
 from hearth_client.keys import read_key_file
-
-from actors.arena import Arena
-from actors.settings import Reloadable
-from daemon.door import curve_socket, zap
-from daemon.door.curve_socket import CurveSocket, Growth, open_port
-from daemon.door.keys import add_client, make_server_keys, read_keys, remove_client
-from daemon.door.settings import DoorSettings
 from tests.daemon.door.harness import BACKENDS, Harness, greet, hear, running_door, say, until
 from tests.daemon.door.test_hostile import ended
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from daemon.door.turns import Turns
+from hearth.daemon.door.turns import Turns
 
 Flow = tuple[str, int]
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from hearth_client.protocol import ClientMessage, Detokenize, Generate, Message, Tokenize
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
-from daemon.door import faults
-from daemon.door.faults import explain, fields_of
-from daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
-from runtime.errors import CODES, HearthError
-from runtime.request import RequestOptions
+from hearth.actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
+from hearth.daemon.door import faults
+from hearth.daemon.door.faults import explain, fields_of
+from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
+from hearth.runtime.errors import CODES, HearthError
+from hearth.runtime.request import RequestOptions
+from hearth_client.protocol import ClientMessage, Detokenize, Generate, Message, Tokenize
 from tests.clients.vectors import load
 
 encode = msgspec.msgpack.encode

@@ -2,7 +2,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from daemon.door.zap import BURST, ENDPOINT, Zap
+from hearth.daemon.door.zap import BURST, ENDPOINT, Zap
 
 PUBLIC = zmq.curve_keypair()[0].decode()
 GOOD = [b"1.0", b"7", b"hearth", b"127.0.0.1", b"", b"CURVE", z85.decode(PUBLIC)]

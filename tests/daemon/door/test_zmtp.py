@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.door.zmtp import (
+from hearth.daemon.door.zmtp import (
     DELIMITER,
     GREETING,
     Event,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.install.reach import (
+from hearth.daemon.install.reach import (
     HIDDEN,
     check_name,
     check_place,
@@ -10,7 +10,7 @@ from daemon.install.reach import (
     own_command,
     own_parts,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from daemon.configuration.load import load_settings
-from daemon.configuration.settings import GROUPS, SETTINGS, Settings
-from daemon.install import reach
-from daemon.install.files import MARK
-from daemon.install.place import Place
-from daemon.install.service import install, uninstall
-from runtime.errors import HearthError
+from hearth.daemon.configuration.load import load_settings
+from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings
+from hearth.daemon.install import reach
+from hearth.daemon.install.files import MARK
+from hearth.daemon.install.place import Place
+from hearth.daemon.install.service import install, uninstall
+from hearth.runtime.errors import HearthError
 
 HEARTH = Path("/opt/hearth/bin/hearth")
 UNIT = "etc/systemd/system/hearth.service"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from daemon.configuration.settings import Settings
-from daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
-from daemon.install.files import MARK, filled, sources
+from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
+from hearth.daemon.install.files import MARK, filled, sources
 
 UNITS = ["hearth.service", "hearth.socket", "user/hearth.service", "user/hearth.socket"]
 DROP_IN = "jetson.conf"

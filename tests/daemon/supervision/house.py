@@ -14,11 +14,18 @@ import anyio.lowlevel
 import zmq
 from msgspec import structs
 
-from actors.actor_message import FromExecutor
-from actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER, Addresses, SocketFolder
-from actors.executor_word import ExecutorWord, Told
-from actors.mailbox import Receiver, Sender
-from actors.messages import (
+from hearth.actors.actor_message import FromExecutor
+from hearth.actors.addresses import (
+    DOOR,
+    SCHEDULER,
+    SCHEDULER_CONTROL,
+    TOKENIZER,
+    Addresses,
+    SocketFolder,
+)
+from hearth.actors.executor_word import ExecutorWord, Told
+from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import (
     DoorMessage,
     ExecutorGone,
     ExecutorLost,
@@ -30,15 +37,15 @@ from actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from actors.scheduler import open_scheduler
-from actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from daemon.actor_plans import executor_plan, executor_ready
-from daemon.configuration.settings import Settings, settings_of
-from daemon.supervision.restart_policy import SupervisionSettings
-from daemon.supervision.supervisor import Listeners, Supervisor
-from runtime.engine_folder import write_config
-from runtime.executor.simulated_engine import simulated_config
-from runtime.request import RequestOptions
+from hearth.actors.scheduler import open_scheduler
+from hearth.actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
+from hearth.daemon.actor_plans import executor_plan, executor_ready
+from hearth.daemon.configuration.settings import Settings, settings_of
+from hearth.daemon.supervision.restart_policy import SupervisionSettings
+from hearth.daemon.supervision.supervisor import Listeners, Supervisor
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.request import RequestOptions
 
 DEADLINES = SupervisionSettings(hello_s=20, load_timeout_s=20, progress_timeout_s=20, pause_s=0.05)
 SETTINGS = settings_of(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0, log_level="error")

@@ -7,10 +7,10 @@ import anyio
 import msgspec
 import pytest
 
-from actors.addresses import SocketFolder
-from actors.arena import Arena
-from actors.roles import HostConfig
-from daemon.supervision.supervisor import ActorProcess
+from hearth.actors.addresses import SocketFolder
+from hearth.actors.arena import Arena
+from hearth.actors.roles import HostConfig
+from hearth.daemon.supervision.supervisor import ActorProcess
 
 COUNT_ARENAS = """
 import os, pathlib, sys
@@ -41,7 +41,7 @@ async def test_a_signal_without_a_name_is_told_by_its_number() -> None:
 async def test_a_process_starts_from_our_code_wherever_the_daemon_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "actors"
+    folder = tmp_path / "hearth"
     folder.mkdir()
     folder.joinpath("__init__.py").write_text("raise SystemExit(3)")
     # Who is not its parent ends it at once, with a status of the host's own.
@@ -64,11 +64,12 @@ async def test_a_process_starts_from_our_code_wherever_the_daemon_was_started(
 async def test_a_process_inherits_what_its_configuration_names_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "actors").mkdir()
-    (tmp_path / "actors" / "__init__.py").touch()
-    host = tmp_path / "actors" / "host.py"
+    actors = tmp_path / "hearth" / "actors"
+    actors.mkdir(parents=True)
+    (actors.parent / "__init__.py").touch()
+    host = actors / "host.py"
     host.write_text(COUNT_ARENAS)
-    monkeypatch.setattr("daemon.supervision.supervisor._SOURCE", tmp_path)
+    monkeypatch.setattr("hearth.daemon.supervision.supervisor._SOURCE", tmp_path)
     one, other = Arena.create("one", 64), Arena.create("other", 64)
     config = HostConfig(
         name="encoder-1",

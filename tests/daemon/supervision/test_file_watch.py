@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.supervision.file_watch import STILL_S, FileWatch, InPlace, Mark, WatchedFile
+from hearth.daemon.supervision.file_watch import STILL_S, FileWatch, InPlace, Mark, WatchedFile
 
 FILES = (WatchedFile("weights"), WatchedFile("answer.json", mapped=False))
 WHOLE = Mark(1, 10, 100, 5, 5)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hearth_client.running_clock import RunningClock
 
-from actors.mailbox import Sender
-from actors.messages import ExecutorLimits
-from actors.roles import HostConfig
-from actors.supervisor_messages import ActorHello, ActorReady, SupervisorMessage
-from daemon.supervision import supervisor as module
-from daemon.watchdog import is_well
+from hearth.actors.mailbox import Sender
+from hearth.actors.messages import ExecutorLimits
+from hearth.actors.roles import HostConfig
+from hearth.actors.supervisor_messages import ActorHello, ActorReady, SupervisorMessage
+from hearth.daemon.supervision import supervisor as module
+from hearth.daemon.watchdog import is_well
+from hearth_client.running_clock import RunningClock
 from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 
 pytestmark = pytest.mark.anyio

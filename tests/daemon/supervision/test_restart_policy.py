@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from daemon.supervision.restart_policy import (
+from hearth.daemon.supervision.restart_policy import (
     Action,
     AnnounceHeld,
     AnnounceLost,
@@ -20,7 +20,7 @@ from daemon.supervision.restart_policy import (
     Supervision,
     SupervisionSettings,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 DEADLINES = SupervisionSettings(
     hello_s=10, load_timeout_s=100, progress_timeout_s=20, stable_s=60, pause_s=1

@@ -12,15 +12,15 @@ import anyio.lowlevel
 import pytest
 import structlog
 
-from actors.executor_messages import ExecutorControl
-from actors.mailbox import Receiver
-from actors.messages import ExecutorRetires, SetLogLevel
-from actors.roles import HostConfig
-from actors.settings import LogSettings
-from daemon.configuration.settings import settings_of
-from daemon.supervision.restart_policy import SupervisionSettings
-from daemon.supervision.supervisor import ActorProcess
-from runtime.errors import HearthError
+from hearth.actors.executor_messages import ExecutorControl
+from hearth.actors.mailbox import Receiver
+from hearth.actors.messages import ExecutorRetires, SetLogLevel
+from hearth.actors.roles import HostConfig
+from hearth.actors.settings import LogSettings
+from hearth.daemon.configuration.settings import settings_of
+from hearth.daemon.supervision.restart_policy import SupervisionSettings
+from hearth.daemon.supervision.supervisor import ActorProcess
+from hearth.runtime.errors import HearthError
 from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
 
 pytestmark = pytest.mark.slow

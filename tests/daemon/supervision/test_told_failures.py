@@ -4,9 +4,9 @@ from pathlib import Path
 
 import structlog
 
-from actors.addresses import SocketFolder
-from actors.mailbox import Sender
-from actors.supervisor_messages import ActorFailed, SupervisorMessage
+from hearth.actors.addresses import SocketFolder
+from hearth.actors.mailbox import Sender
+from hearth.actors.supervisor_messages import ActorFailed, SupervisorMessage
 from tests.daemon.supervision.house import house
 
 

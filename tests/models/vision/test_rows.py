@@ -5,11 +5,11 @@ from random import Random
 import numpy as np
 import pytest
 
+from hearth.runtime.image_processing.positions import row_positions
+from hearth.runtime.images import ImageSpan
 from models.vision.batch import SIZES, Filler, Shape
 from models.vision.rows import IMAGE, LENGTH, Writer, shown
 from models.vision.tokens import vision_tokenizer
-from runtime.image_processing.positions import row_positions
-from runtime.images import ImageSpan
 
 TOKENIZER = vision_tokenizer(Path(__file__).parents[3] / "models" / "home")
 PAD = TOKENIZER.token_to_id(IMAGE)

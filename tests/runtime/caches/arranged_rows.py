@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, Seat, Stale
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.reference.ops import PageCopy
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import Arrangement, Seat, Stale
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.arrangements import arrangements
 
 Row = list[NDArray[Any]]

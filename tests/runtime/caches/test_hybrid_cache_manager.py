@@ -4,10 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
 from tests.runtime.arrangements import keep
 from tests.runtime.caches.views import cache_view
 

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.batch import RowMove
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.kv_cache_manager import KVCacheManager
+from hearth.runtime.batch import RowMove
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.kv_cache_manager import KVCacheManager
 from tests.runtime.caches.views import cache_view
 
 CONFIG = simulated_config(layers=2, max_batch=3, capacity=600)

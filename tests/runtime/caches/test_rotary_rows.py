@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.batch import Arrangement, RowMove, Seat
-from runtime.config import LLMEngineRunnerConfig, RopeConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cpu.ops import CpuImageOps
-from runtime.device.device import RotaryTables
-from runtime.errors import HearthError
-from runtime.image_processing.positions import RowPositions, row_positions
-from runtime.images import EmbeddedImage, ImageSpan, Slot
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager, RotaryRows
-from runtime.request import RowRequest
+from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.cpu.ops import CpuImageOps
+from hearth.runtime.device.device import RotaryTables
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.positions import RowPositions, row_positions
+from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, RotaryRows
+from hearth.runtime.request import RowRequest
 from tests.runtime.engine_configs import small_config
 
 SLOTS, PAIRS = 64, 4

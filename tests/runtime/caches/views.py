@@ -2,8 +2,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from runtime.kv_cache.kv_cache_manager import KVCacheManager
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.kv_cache.kv_cache_manager import KVCacheManager
+from hearth.runtime.tensors.tensor import Tensor
 
 
 def cache_view(cache: KVCacheManager, tensor: Tensor, rows: int) -> NDArray[Any]:

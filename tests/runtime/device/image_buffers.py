@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import RotaryTables
-from runtime.image_processing.positions import PLAIN, RowPositions, row_positions
-from runtime.images import ImageSpan
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.device import RotaryTables
+from hearth.runtime.image_processing.positions import PLAIN, RowPositions, row_positions
+from hearth.runtime.images import ImageSpan
+from hearth.runtime.tensors.tensor import Tensor
 
 ROWS, SLOTS, PAIRS, POSITIONS = 3, 20, 6, 20
 ROW_POSITIONS: list[RowPositions] = [

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from runtime.device.mapped_tensors import map_tensor
-from runtime.errors import HearthError
+from hearth.runtime.device.mapped_tensors import map_tensor
+from hearth.runtime.errors import HearthError
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.reference import token_trees
-from runtime.reference.token_trees import (
+from hearth.runtime.reference import token_trees
+from hearth.runtime.reference.token_trees import (
     Proposal,
     begin_hidden,
     begin_proposal,

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cpu.ops import CpuCacheStorage
-from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.device import TreeOps
-from runtime.reference import token_trees
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.cpu.ops import CpuCacheStorage
+from hearth.runtime.device.cpu.tree_ops import CpuTreeOps
+from hearth.runtime.device.device import TreeOps
+from hearth.runtime.reference import token_trees
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.tree_rounds import Rounds
 
 WIDTHS = [1, 2, 9, 33, 40, 70]

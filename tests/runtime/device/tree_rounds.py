@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 from msgspec import structs
 
-from runtime.batch import Arrangement, RowMove
-from runtime.device.cache_storage import CacheStorage
-from runtime.device.device import (
+from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.device.cache_storage import CacheStorage
+from hearth.runtime.device.device import (
     AcceptedPath,
     Device,
     SamplerBuffers,
@@ -21,9 +21,9 @@ from runtime.device.device import (
     TreeBuffers,
     TreeOps,
 )
-from runtime.request import RequestOptions, RowRequest
-from runtime.sampling import RowSampler
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.sampling import RowSampler
+from hearth.runtime.tensors.tensor import Tensor
 
 VOCAB, HEADS, SLOTS, MOST_ACCEPTED, HIDDEN = 12, 2, 160, 24, 2
 KEYS = np.random.default_rng(1).integers(1 << 50, size=(SLOTS, VOCAB))

@@ -8,11 +8,11 @@ import ml_dtypes  # noqa: F401 - names bfloat16 for NumPy
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import load_config
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
-from runtime.executor.onnx_cuda_engine import OnnxCudaEngine
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
+from hearth.runtime.executor.onnx_cuda_engine import OnnxCudaEngine
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.export.graph_driver import GraphDriver
 
 Array = NDArray[Any]

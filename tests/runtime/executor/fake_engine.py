@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.device import Stream
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding, IOTensor
-from runtime.tensors.registry import Direction, TensorRegistry, TensorSpec
-from runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.device.device import Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.tensors.registry import Direction, TensorRegistry, TensorSpec
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
 
 FLOAT = np.dtype(np.float32)
 

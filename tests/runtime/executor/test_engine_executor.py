@@ -3,16 +3,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import HostStream
-from runtime.errors import HearthError
-from runtime.executor import engine_executor
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.simulated_engine import simulated_config
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import Profile
-from runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import HostStream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor import engine_executor
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import Profile
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
 from tests.runtime.executor.fake_engine import (
     FLOAT,
     FakeEngine,

@@ -1,8 +1,8 @@
 import pytest
 
-from runtime.errors import HearthError
-from runtime.executor.engine import BindingSnapshot
-from runtime.executor.graph_cache import GraphCache
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import BindingSnapshot
+from hearth.runtime.executor.graph_cache import GraphCache
 
 
 class _Graph:

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.executor.engine import IOTensor
-from runtime.executor.engine_executor import check_bindings, check_known
-from runtime.tensors.registry import TensorRegistry, TensorSpec
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import IOTensor
+from hearth.runtime.executor.engine_executor import check_bindings, check_known
+from hearth.runtime.tensors.registry import TensorRegistry, TensorSpec
 
 FLOAT = np.dtype(np.float32)
 FITTING = IOTensor("x", "input", FLOAT, ("B", None, 8))

@@ -9,14 +9,14 @@ import onnxruntime as ort
 import pytest
 from msgspec import structs
 
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.device import HostStream
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.onnx_cuda_engine import provider_options, session_options
-from runtime.export import ExportOptions, export_model
-from runtime.export.options import TargetType
-from runtime.onnx_runtime import CUDA_PROVIDER
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.device.device import HostStream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.onnx_cuda_engine import provider_options, session_options
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.options import TargetType
+from hearth.runtime.onnx_runtime import CUDA_PROVIDER
 from tests.references import NAMES, reference_folder, reference_logits
 from tests.references.images import stored_logits
 from tests.runtime.executor.cuda_graph_driver import CudaGraphDriver

@@ -8,13 +8,13 @@ import onnxruntime as ort
 import pytest
 from msgspec import structs
 
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import HostStream
-from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
-from runtime.errors import Code, HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.onnx_cuda_engine import ON_THE_HOST, open_session, step_error
-from runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.device import HostStream
+from hearth.runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.onnx_cuda_engine import ON_THE_HOST, open_session, step_error
+from hearth.runtime.executor.simulated_engine import simulated_config
 from tests.runtime.export.trees import export_with_draft
 
 SMALL = 100

@@ -8,18 +8,18 @@ import onnxruntime as ort
 import pytest
 from msgspec import structs
 
-from runtime.device.device import HostStream
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding, EngineOptions, Initializers
-from runtime.executor.onnx_engine import (
+from hearth.runtime.device.device import HostStream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding, EngineOptions, Initializers
+from hearth.runtime.executor.onnx_engine import (
     BOUNDED_SPIN_SINCE,
     SHORT_SPIN_US,
     OnnxEngine,
     add_initializers,
     session_options,
 )
-from runtime.executor.simulated_engine import simulated_config
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.executor.fake_engine import host_binding
 
 STREAM = HostStream()

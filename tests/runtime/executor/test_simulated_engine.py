@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.device import HostStream
-from runtime.executor.engine import Binding
-from runtime.executor.simulated_engine import (
+from hearth.runtime.device.device import HostStream
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.simulated_engine import (
     HOT_LOGIT,
     SimulatedEngine,
     as_simulated,
     simulated_config,
     simulated_next_tokens,
 )
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import build_registry_for_llm
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import build_registry_for_llm
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.executor.fake_engine import host_binding
 
 STREAM = HostStream()

@@ -1,6 +1,6 @@
 import numpy as np
 
-from runtime.executor.engine import BindingSnapshot
+from hearth.runtime.executor.engine import BindingSnapshot
 from tests.runtime.executor.fake_engine import host_binding
 
 

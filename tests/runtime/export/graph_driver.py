@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, load_config
-from runtime.engine_folder import EMBEDDING_FILE, MODEL_FILE, ROPE_FILE
+from hearth.runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, load_config
+from hearth.runtime.engine_folder import EMBEDDING_FILE, MODEL_FILE, ROPE_FILE
 from tests.low_rank_models import engine_inputs
 from tests.references import ReferenceRow
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE
+from hearth.runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE
 from tests.references import reference_folder
 
 Tensors = dict[str, NDArray[Any]]

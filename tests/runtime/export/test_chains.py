@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from runtime.config import load_config
-from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
 from tests.references import reference_logits
 from tests.references.images import image_rows
 from tests.runtime.export.graph_driver import GraphDriver

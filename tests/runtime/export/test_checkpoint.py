@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runtime.errors import HearthError
-from runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
-from runtime.export.layout import check_tensors
-from runtime.export.model_config import load_model_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from hearth.runtime.export.layout import check_tensors
+from hearth.runtime.export.model_config import load_model_config
 from tests.runtime.export.hugging_face import change_tensors, copy_model
 
 SHARD = "model-00002-of-00003.safetensors"

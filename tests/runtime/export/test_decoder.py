@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.export import ExportOptions, export_model
-from runtime.export.options import Dialect
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.options import Dialect
 from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.export.graph_driver import GraphDriver, run_rows

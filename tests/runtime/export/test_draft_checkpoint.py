@@ -7,15 +7,15 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from runtime.errors import HearthError
-from runtime.export.checkpoint import SINGLE_FILE
-from runtime.export.draft_config import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import SINGLE_FILE
+from hearth.runtime.export.draft_config import (
     check_draft_tensors,
     load_draft_config,
     open_draft,
     read_full_ids,
 )
-from runtime.export.model_config import load_model_config
+from hearth.runtime.export.model_config import load_model_config
 from tests.eagle_models import Form, write_draft
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import Tensors, change_tensors

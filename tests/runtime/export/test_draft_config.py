@@ -4,16 +4,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.export.draft_config import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.draft_config import (
     DraftConfig,
     default_taps,
     load_draft_config,
     read_taps,
     resolve_taps,
 )
-from runtime.export.json_file import Fields
-from runtime.export.model_config import load_model_config
+from hearth.runtime.export.json_file import Fields
+from hearth.runtime.export.model_config import load_model_config
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.vision_models import Family, write_vision_model

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 from safetensors.numpy import load_file
 
-from runtime.config import BASE_CONFIG_FILE, CONFIG_FILE, DRAFT_CONFIG_FILE, load_config
-from runtime.engine_folder import (
+from hearth.runtime.config import BASE_CONFIG_FILE, CONFIG_FILE, DRAFT_CONFIG_FILE, load_config
+from hearth.runtime.engine_folder import (
     ANSWER_FILE,
     DATA_FILE,
     DRAFT_FOLDER,
@@ -18,10 +18,10 @@ from runtime.engine_folder import (
     VOCABULARY_FILE,
     verify_folder,
 )
-from runtime.errors import HearthError
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.export.checkpoint import SINGLE_FILE
-from runtime.memory.sizes import projection_bytes
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.export.checkpoint import SINGLE_FILE
+from hearth.runtime.memory.sizes import projection_bytes
 from tests.eagle_models import Form, write_draft
 from tests.references import reference_folder
 

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.export.draft_config import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.draft_config import (
     DraftOptions,
     check_draft_options,
     resolve_drafting,

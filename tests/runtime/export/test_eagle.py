@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import load_config
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
 from tests.eagle_models import write_draft
 from tests.references import NAMES, reference_folder
 from tests.runtime.conftest import EngineFolders

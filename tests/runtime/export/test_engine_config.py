@@ -3,11 +3,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.export import ExportOptions
-from runtime.export.engine_files import engine_config, resolve_head
-from runtime.export.model_config import load_model_config
-from runtime.packages import VERSION
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.engine_files import engine_config, resolve_head
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.packages import VERSION
 from tests.references import reference_folder
 
 MODEL = load_model_config(reference_folder("qwen3"))

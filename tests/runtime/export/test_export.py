@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from runtime.config import WEIGHTS_FILE, load_config
-from runtime.engine_folder import (
+from hearth.runtime.config import WEIGHTS_FILE, load_config
+from hearth.runtime.engine_folder import (
     ANSWER_FILE,
     EMBEDDING_FILE,
     REQUIRED_FILES,
@@ -15,14 +15,14 @@ from runtime.engine_folder import (
     TEMPLATE_FILE,
     verify_folder,
 )
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.export import export as export_module
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.layout import EMBEDDING
-from runtime.export.options import check_options
-from runtime.rope import rope_tables
-from runtime.runner.engine_tables import read_shapes
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export import export as export_module
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.layout import EMBEDDING
+from hearth.runtime.export.options import check_options
+from hearth.runtime.rope import rope_tables
+from hearth.runtime.runner.engine_tables import read_shapes
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
 

@@ -7,18 +7,18 @@ import onnx_ir as ir
 import pytest
 from msgspec import structs
 
-from runtime.config import load_config
-from runtime.engine_folder import MODEL_FILE
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_files import engine_config
-from runtime.export.model_config import load_model_config
-from runtime.export.options import check_options
-from runtime.export.reference_pass import reference_logits
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.weights.weights_file import load_layout
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import MODEL_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.engine_files import engine_config
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import check_options
+from hearth.runtime.export.reference_pass import reference_logits
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.weights.weights_file import load_layout
 from tests.references import reference_folder
 from tests.references import reference_logits as stored_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
@@ -30,7 +30,7 @@ PLANNED = structs.replace(CUDA, backend="auto", device="cpu", plan=PlanOptions()
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an engine in float32, which the CPU has kernels for, be one for CUDA."""
     monkeypatch.setattr(
-        "runtime.export.export.engine_config",
+        "hearth.runtime.export.export.engine_config",
         lambda *given: structs.replace(engine_config(*given), device="cuda"),
     )
 

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from runtime.export.graph import INLINE_BYTES, GraphBuilder, Location
-from runtime.export.writer import DataFile
+from hearth.runtime.export.graph import INLINE_BYTES, GraphBuilder, Location
+from hearth.runtime.export.writer import DataFile
 
 
 @pytest.fixture

@@ -7,19 +7,19 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import RopeConfig
-from runtime.engine_folder import write_config
-from runtime.export import ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.decoder import Decoder
-from runtime.export.graph import GraphBuilder
-from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.onnx_files import write_onnx
-from runtime.export.reference_pass import decode
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.export.spelling import Spelling
-from runtime.export.weights import Weights
-from runtime.rope import rope_tables
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.decoder import Decoder
+from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.model_config import ModelConfig, load_model_config
+from hearth.runtime.export.onnx_files import write_onnx
+from hearth.runtime.export.reference_pass import decode
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.spelling import Spelling
+from hearth.runtime.export.weights import Weights
+from hearth.runtime.rope import rope_tables
 from tests.references import reference_folder, reference_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import Quantization, RopeConfig, load_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.image_families import IMAGE_FAMILIES, is_vision_tensor, text_name
-from runtime.export.layout import EMBEDDING, check_tensors
-from runtime.export.model_config import load_model_config
-from runtime.export.options import Dialect
-from runtime.export.reference_pass import decode
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
+from hearth.runtime.config import Quantization, RopeConfig, load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.image_families import IMAGE_FAMILIES, is_vision_tensor, text_name
+from hearth.runtime.export.layout import EMBEDDING, check_tensors
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import Dialect
+from hearth.runtime.export.reference_pass import decode
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 from tests.references.images import image_rows, live_logits, rotary_rows, stored_logits
 from tests.runtime.export.graph_driver import GraphDriver
 from tests.runtime.export.image_rows import CAPACITY, ROWS, compare_images, logits_of

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export import json_file
-from runtime.export.json_file import Fields, read_config, read_json
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import json_file
+from hearth.runtime.export.json_file import Fields, read_config, read_json
 
 
 def fault(path: Path) -> HearthError:

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 from safetensors.numpy import load_file
 
-from runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig, load_config
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.engine_folder import (
+from hearth.runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig, load_config
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.engine_folder import (
     ANSWER_FILE,
     DRAFT_FOLDER,
     LAYOUT_FILE,
@@ -21,18 +21,18 @@ from runtime.engine_folder import (
     VOCABULARY_FILE,
     verify_folder,
 )
-from runtime.errors import HearthError
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.draft_config import open_draft
-from runtime.export.export import gpu_dtype
-from runtime.export.options import TargetType
-from runtime.export.weights_export import export_weights
-from runtime.known_answer import load_answer
-from runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
-from runtime.vision_config import VISION_FOLDER, load_vision_config
-from runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
-from runtime.weights.weights_file import load_layout
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.draft_config import open_draft
+from hearth.runtime.export.export import gpu_dtype
+from hearth.runtime.export.options import TargetType
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.known_answer import load_answer
+from hearth.runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
+from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
+from hearth.runtime.weights.weights_file import load_layout
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import change_tensors, copy_model, shallow_model
@@ -139,7 +139,7 @@ def test_no_engine_library_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def ask() -> str:
         raise HearthError("engine_incompatible", "there is no engine library")
 
-    monkeypatch.setattr("runtime.export.options.installed_version", ask)
+    monkeypatch.setattr("hearth.runtime.export.options.installed_version", ask)
     assert made(reference_folder("qwen3"), tmp_path / "engine").dialect == "native"
 
 

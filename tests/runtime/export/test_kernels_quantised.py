@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.config import DType, Quantization
-from runtime.engine_folder import verify_folder
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.layout import EMBEDDING
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.known_answer import load_answer
-from runtime.memory.sizes import projection_bytes
-from runtime.weights.quantised import Kind, Quantised, unpack, widen
-from runtime.weights.weights_file import WeightLayout, load_layout
+from hearth.runtime.config import DType, Quantization
+from hearth.runtime.engine_folder import verify_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.layout import EMBEDDING
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.known_answer import load_answer
+from hearth.runtime.memory.sizes import projection_bytes
+from hearth.runtime.weights.quantised import Kind, Quantised, unpack, widen
+from hearth.runtime.weights.weights_file import WeightLayout, load_layout
 from tests.references import reference_folder
 
 HOME = Path(__file__).parents[3] / "models" / "home"

@@ -5,13 +5,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.config import BASE_CONFIG_FILE, Drift, load_config
-from runtime.engine_folder import ANSWER_FILE, DRAFT_FOLDER
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_files import engine_config
-from runtime.export.known_answer import (
+from hearth.runtime.config import BASE_CONFIG_FILE, Drift, load_config
+from hearth.runtime.engine_folder import ANSWER_FILE, DRAFT_FOLDER
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.engine_files import engine_config
+from hearth.runtime.export.known_answer import (
     Heard,
     Rehearsal,
     known_answer,
@@ -19,10 +19,10 @@ from runtime.export.known_answer import (
     rehearse,
     unquantised,
 )
-from runtime.export.model_config import load_model_config
-from runtime.export.reference_pass import reference_logits
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.known_answer import KnownAnswer, load_answer
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.reference_pass import reference_logits
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.known_answer import KnownAnswer, load_answer
 from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.export.hugging_face import change_tensors, copy_model
@@ -47,7 +47,7 @@ def test_the_answer_is_the_first_of_the_logits_and_its_lead() -> None:
 
 
 def test_a_tolerance_is_never_more_than_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.export.known_answer.LEAST_TOLERANCE", 1e9)
+    monkeypatch.setattr("hearth.runtime.export.known_answer.LEAST_TOLERANCE", 1e9)
     answer = answer_of(reference_folder("qwen3"))
     assert msgspec.json.decode(msgspec.json.encode(answer), type=KnownAnswer) == answer
 
@@ -154,7 +154,7 @@ def test_a_drift_is_the_divergence_of_all_shares(monkeypatch: pytest.MonkeyPatch
     shares = np.array([[0.5, 0.25, 0.25], [0.2, 0.7, 0.1]], np.float32)
     found = np.array([[0.25, 0.5, 0.25], [0.2, 0.7, 0.1]], np.float32)
     logits = np.log(shares) + np.float32(7)
-    monkeypatch.setattr("runtime.export.known_answer.reference_logits", lambda *_: logits)
+    monkeypatch.setattr("hearth.runtime.export.known_answer.reference_logits", lambda *_: logits)
     heard = Heard([0, 1], np.log(found), np.log(found))
     drift = measure_drift(cast("Any", None), cast("Any", None), heard)
     assert (drift.positions, drift.same) == (2, 1)

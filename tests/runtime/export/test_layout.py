@@ -4,10 +4,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.layout import EMBEDDING, HEAD, check_tensors, expected_tensors, settle_head
-from runtime.export.model_config import load_model_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.layout import (
+    EMBEDDING,
+    HEAD,
+    check_tensors,
+    expected_tensors,
+    settle_head,
+)
+from hearth.runtime.export.model_config import load_model_config
 from tests.references import NAMES, reference_folder
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.export import ExportOptions, export_model
-from runtime.export.layout import EMBEDDING, HEAD
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.layout import EMBEDDING, HEAD
 from tests.references import (
     NAMES,
     ReferenceRow,

@@ -11,15 +11,15 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from runtime.config import Quantization, load_config
-from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
-from runtime.export import ExportOptions, export_model
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_files import engine_config
-from runtime.export.model_config import load_model_config
-from runtime.export.options import Dialect, resolve_dialect
-from runtime.export.reference_pass import reference_logits
-from runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.config import Quantization, load_config
+from hearth.runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.engine_files import engine_config
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import Dialect, resolve_dialect
+from hearth.runtime.export.reference_pass import reference_logits
+from hearth.runtime.export.rounded_weights import RoundedWeights
 from tests.low_rank_models import AdaptedWeights, Adapter, engine_inputs, merge, random_adapter
 from tests.references import reference_folder
 from tests.references import reference_logits as stored_rows
@@ -142,7 +142,7 @@ def test_graphs_of_plans_take_the_greatest_rank_alone(tmp_path: Path, dialect: s
 def test_models_that_take_images_take_adapters(
     tmp_path: Path, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
+    monkeypatch.setattr("hearth.runtime.export.export.write_vision", lambda *_: None)
     model = write_vision_model(tmp_path / "model", "qwen3_vl")
     adapter = random_adapter(model, 8)
     options: dict[str, Any] = {"dialect": dialect, "max_lora_rank": 8}

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.export.model_config import load_model_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.model_config import load_model_config
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model
 

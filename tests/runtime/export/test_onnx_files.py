@@ -7,11 +7,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from runtime.config import Quantization
-from runtime.engine_folder import DATA_FILE, EMBEDDING_FILE, MODEL_FILE
-from runtime.export import ExportOptions, export_model
-from runtime.export.options import resolve_dialect
-from runtime.export.writer import ALIGNMENT
+from hearth.runtime.config import Quantization
+from hearth.runtime.engine_folder import DATA_FILE, EMBEDDING_FILE, MODEL_FILE
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.export.options import resolve_dialect
+from hearth.runtime.export.writer import ALIGNMENT
 from tests.references import NAMES, reference_folder
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.export.graph_driver import GraphDriver

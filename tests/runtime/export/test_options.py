@@ -4,9 +4,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export.draft_config import DraftOptions
-from runtime.export.options import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.draft_config import DraftOptions
+from hearth.runtime.export.options import (
     ExportOptions,
     check_options,
     resolve_block_size,

@@ -13,15 +13,15 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE
-from runtime.export.layout import expected_tensors
-from runtime.export.model_config import load_model_config
+from hearth.runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE
+from hearth.runtime.export.layout import expected_tensors
+from hearth.runtime.export.model_config import load_model_config
 from tests.runtime.export.hugging_face import copy_model
 
 MEASURE = """
 import sys
 from pathlib import Path
-from runtime.export import ExportOptions, export_model
+from hearth.runtime.export import ExportOptions, export_model
 
 def kibibytes(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -1,6 +1,6 @@
 import numpy as np
 
-from runtime.export.progress import Meter
+from hearth.runtime.export.progress import Meter
 
 
 def test_the_meter_begins_at_nothing_and_never_exceeds_the_total() -> None:

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_files import engine_config
-from runtime.export.model_config import load_model_config
-from runtime.export.options import ExportOptions
-from runtime.export.reference_pass import reference_logits
-from runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.engine_files import engine_config
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.reference_pass import reference_logits
+from hearth.runtime.export.rounded_weights import RoundedWeights
 from tests.references import NAMES, reference_folder
 from tests.references import reference_logits as stored_logits
 

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from runtime.config import RopeConfig
-from runtime.errors import HearthError
-from runtime.export.json_file import Fields
-from runtime.export.model_config import read_rope
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.json_file import Fields
+from hearth.runtime.export.model_config import read_rope
 
 LLAMA3 = {
     "factor": 8.0,

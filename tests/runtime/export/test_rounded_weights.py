@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.export import export_model, rounded_weights
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.engine_files import engine_config
-from runtime.export.layout import EMBEDDING
-from runtime.export.model_config import load_model_config
-from runtime.export.options import ExportOptions
-from runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export import export_model, rounded_weights
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.engine_files import engine_config
+from hearth.runtime.export.layout import EMBEDDING
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.rounded_weights import RoundedWeights
 from tests.references import reference_folder
 from tests.runtime.export.test_weights import initializers
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
-from runtime.errors import HearthError
-from runtime.export.model_config import load_model_config
-from runtime.export.text_files import copy_text_files, read_template, read_template_tokens
-from runtime.text.chat_template import ChatTemplate
+from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.text_files import copy_text_files, read_template, read_template_tokens
+from hearth.runtime.text.chat_template import ChatTemplate
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model
 

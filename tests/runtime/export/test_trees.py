@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from runtime.export import ExportOptions, export_model
+from hearth.runtime.export import ExportOptions, export_model
 from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.export.graph_driver import GraphDriver, run_rows

@@ -6,12 +6,12 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from runtime.config import Quantization
-from runtime.engine_folder import MODEL_FILE
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model, weights
-from runtime.export.checkpoint import Checkpoint
-from runtime.weights.quantised import Kind, round_weights, widen
+from hearth.runtime.config import Quantization
+from hearth.runtime.engine_folder import MODEL_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model, weights
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.weights.quantised import Kind, round_weights, widen
 from tests.references import reference_folder, reference_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model

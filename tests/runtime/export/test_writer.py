@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from runtime.export.writer import ALIGNMENT, DataFile, TensorPieces, write_safetensors
+from hearth.runtime.export.writer import ALIGNMENT, DataFile, TensorPieces, write_safetensors
 
 
 def test_tensors_begin_at_pages_and_follow_each_other() -> None:

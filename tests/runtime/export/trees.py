@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 

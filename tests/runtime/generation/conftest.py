@@ -1,7 +1,7 @@
 import pytest
 
-from runtime.kv_cache.page_loads import Worth
-from runtime.kv_cache.pages import Match
+from hearth.runtime.kv_cache.page_loads import Worth
+from hearth.runtime.kv_cache.pages import Match
 
 
 @pytest.fixture(autouse=True)

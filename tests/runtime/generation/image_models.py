@@ -9,19 +9,19 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import DType, load_config
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.image_families import text_name
-from runtime.export.layout import EMBEDDING
-from runtime.export.model_config import ModelConfig, load_model_config
-from runtime.export.reference_pass import decode
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.image_processing.positions import row_positions
-from runtime.images import EmbeddedImage, ImageSpan
-from runtime.request import RequestOptions, RowRequest, RowToken
-from runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.config import DType, load_config
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.image_families import text_name
+from hearth.runtime.export.layout import EMBEDDING
+from hearth.runtime.export.model_config import ModelConfig, load_model_config
+from hearth.runtime.export.reference_pass import decode
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.image_processing.positions import row_positions
+from hearth.runtime.images import EmbeddedImage, ImageSpan
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.tensors.tensor import numpy_dtype
 from tests.references.images import rotary_rows
 from tests.vision_models import TEXT, Family
 

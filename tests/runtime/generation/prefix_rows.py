@@ -8,16 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.config import load_config
-from runtime.device.cpu.cpu_device import cpu_instructions
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.images import EmbeddingStore
-from runtime.kv_cache.page_pool import page_bytes
-from runtime.kv_cache.prefix_cache import INT4_EXACT
-from runtime.onnx_runtime import installed_version, reads_native
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest, RowRound, RowToken
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cpu.cpu_device import cpu_instructions
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.images import EmbeddingStore
+from hearth.runtime.kv_cache.page_pool import page_bytes
+from hearth.runtime.kv_cache.prefix_cache import INT4_EXACT
+from hearth.runtime.onnx_runtime import installed_version, reads_native
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest, RowRound, RowToken
 
 TOKENS = 10
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.known_answer import load_answer
-from runtime.lora.stored import store_adapter
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import CacheUse, GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.known_answer import load_answer
+from hearth.runtime.lora.stored import store_adapter
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import CacheUse, GenerationRequest, RequestOptions, RowRequest
 from tests.low_rank_models import merge, random_adapter
 from tests.peft_models import write_peft
 from tests.references import reference_folder

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
-from runtime.tensors import lora
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
+from hearth.runtime.tensors import lora
 from tests.peft_models import write_peft
 from tests.references import reference_folder
 from tests.runtime.export.trees import export_with_draft
@@ -39,7 +39,7 @@ def runtime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LLMInferenceRuntime]:
     """One whose inputs of adapters have any rank, and one with slots of the greatest."""
-    for module in ("runtime.tensors.lora", "runtime.lora.lora_manager"):
+    for module in ("hearth.runtime.tensors.lora", "hearth.runtime.lora.lora_manager"):
         monkeypatch.setattr(f"{module}.has_fixed_rank", lambda _: request.param)
     options = RuntimeOptions(
         max_batch=3,

@@ -9,16 +9,16 @@ from msgspec import structs
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from runtime.config import load_config
-from runtime.engine_folder import DATA_FILE, MODEL_FILE, record_files, write_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation import answer_check
-from runtime.generation.answer_check import AnswerReport
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.known_answer import KnownAnswer, load_answer
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE, record_files, write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation import answer_check
+from hearth.runtime.generation.answer_check import AnswerReport
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.known_answer import KnownAnswer, load_answer
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.references import NAMES, reference_folder
 from tests.runtime.conftest import EngineFolders
 

@@ -1,16 +1,16 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.budget import Budget, budgets_of, fit_deployment
-from runtime.generation.deployment import DeploymentConfig, StoredEngines
-from runtime.generation.predicted import predict_memory
-from runtime.kv_cache.page_pool import ARRIVING, STAGED, page_bytes, record_bytes
-from runtime.kv_cache.pages import Rooms
-from runtime.kv_cache.spill_folder import HEAD_BYTES
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.budget import Budget, budgets_of, fit_deployment
+from hearth.runtime.generation.deployment import DeploymentConfig, StoredEngines
+from hearth.runtime.generation.predicted import predict_memory
+from hearth.runtime.kv_cache.page_pool import ARRIVING, STAGED, page_bytes, record_bytes
+from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -3,10 +3,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.completion import complete
-from runtime.request import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.completion import complete
+from hearth.runtime.request import (
     FinishReason,
     GenerationRequest,
     RequestOptions,
@@ -14,7 +14,7 @@ from runtime.request import (
     RowToken,
     TopLogprob,
 )
-from runtime.text import Tokenizer
+from hearth.runtime.text import Tokenizer
 from tests.actors.fake_runtime import FakeRuntime
 from tests.runtime.conftest import EngineFolders
 

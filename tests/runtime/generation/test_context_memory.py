@@ -1,8 +1,8 @@
 import numpy as np
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.generation.assembly import share_context_memory
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.generation.assembly import share_context_memory
 from tests.runtime.executor.fake_engine import FakeEngine, fake_registry
 
 

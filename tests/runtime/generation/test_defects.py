@@ -9,12 +9,12 @@ from importlib import import_module
 import pytest
 from msgspec import structs
 
-from runtime.batch import Arrangement, DecodingInferenceContext, DecodingRow
-from runtime.device.cpu.ops import CpuBatchSampler
-from runtime.device.device import AcceptedPath
-from runtime.errors import HearthError
-from runtime.generation import speculative
-from runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.batch import Arrangement, DecodingInferenceContext, DecodingRow
+from hearth.runtime.device.cpu.ops import CpuBatchSampler
+from hearth.runtime.device.device import AcceptedPath
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation import speculative
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
 from tests.runtime.generation.test_speculative import CONFIG, NODES, drain, expected, make, row
 
 CAUGHT_BY = {

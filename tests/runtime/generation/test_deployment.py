@@ -5,17 +5,17 @@ from typing import Any, Literal
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.generation.deployment import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.deployment import (
     Asked,
     DeploymentConfig,
     resolve_deployment,
     suited_drafting,
 )
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.trees import export_with_draft
 

@@ -4,12 +4,12 @@ from typing import Literal
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import MOST_GPU_ROWS
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.deployment import effective_config
-from runtime.options import RuntimeOptions
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import MOST_GPU_ROWS
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.deployment import effective_config
+from hearth.runtime.options import RuntimeOptions
 
 SIMULATED = simulated_config(max_batch=8, capacity=1000, prefill_chunk=128, step_ms=3)
 STORED = structs.replace(SIMULATED, backend="onnxruntime", hidden_size=64, step_ms=0)
@@ -101,7 +101,7 @@ def test_other_shapes_of_a_plan_are_refused(options: RuntimeOptions, field: str)
 
 
 def test_a_batch_beyond_a_gpus_kernels_is_refused_before_anything_is_opened() -> None:
-    header = files("runtime.csrc") / "sampling" / "rows.cuh"
+    header = files("hearth.runtime.csrc") / "sampling" / "rows.cuh"
     assert f"#define ROWS {MOST_GPU_ROWS}\n" in header.read_text()
     many = structs.replace(STORED, max_supported_batch_size=MOST_GPU_ROWS + 1)
     assert effective_config(many, RuntimeOptions()) == many

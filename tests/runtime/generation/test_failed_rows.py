@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import Stream
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding, EngineOptions
-from runtime.executor.simulated_engine import (
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding, EngineOptions
+from hearth.runtime.executor.simulated_engine import (
     SimulatedEngine,
     simulated_config,
     simulated_next_tokens,
 )
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RequestOptions, RowRequest
 
 VOCAB, POISON, ENDS = 40, 7, (0,)
 CONFIG = simulated_config(
@@ -44,12 +44,12 @@ class Spreading(SimulatedEngine):
 @pytest.fixture(params=[(0, False), (1, False), (1, True)])
 def runtime(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LLMInferenceRuntime:
     """Runtimes that read tokens at once or a step later, and one that pads as on a GPU."""
-    monkeypatch.setattr("runtime.executor.engine_executor.SimulatedEngine", Spreading)
+    monkeypatch.setattr("hearth.runtime.executor.engine_executor.SimulatedEngine", Spreading)
     device = CpuDevice()
     device.steps_ahead, padded = request.param
     if padded:
-        monkeypatch.setattr("runtime.runner.bindings.decode_batches", lambda _: (1, 2, 4))
-        monkeypatch.setattr("runtime.tensors.profiles.prefill_widths", lambda _: (3, 5, 8))
+        monkeypatch.setattr("hearth.runtime.runner.bindings.decode_batches", lambda _: (1, 2, 4))
+        monkeypatch.setattr("hearth.runtime.tensors.profiles.prefill_widths", lambda _: (3, 5, 8))
     return LLMInferenceRuntime.create(DeploymentConfig(CONFIG), Path(), EngineOptions(), device)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.images import EmbeddedImage, ImageSpan
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.images import EmbeddedImage, ImageSpan
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

@@ -1,12 +1,12 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import RopeConfig
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.batch_runtime import check_row
-from runtime.images import EmbeddedImage, ImageSpan, Slot
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.batch_runtime import check_row
+from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
+from hearth.runtime.request import RequestOptions, RowRequest
 
 TEXT = simulated_config(capacity=64)
 SEES = structs.replace(

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.images import EmbeddedImage, ImageSpan, Slot
-from runtime.known_answer import load_answer
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.request import RowToken
-from runtime.speculation.eagle import EagleProposer
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
+from hearth.runtime.known_answer import load_answer
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RowToken
+from hearth.runtime.speculation.eagle import EagleProposer
 from tests.runtime.export.trees import export_with_draft
 from tests.runtime.generation.image_models import STORE, arriving, check_text, image_rows
 from tests.vision_models import FAMILIES, Family, write_vision_model

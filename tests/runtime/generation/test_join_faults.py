@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from runtime.batch import Arrangement, DecodingInferenceContext, Stale
-from runtime.device.cpu.ops import CpuBatchSampler
-from runtime.errors import HearthError
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager
-from runtime.runner.bindings import StepBindings
+from hearth.runtime.batch import Arrangement, DecodingInferenceContext, Stale
+from hearth.runtime.device.cpu.ops import CpuBatchSampler
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager
+from hearth.runtime.runner.bindings import StepBindings
 from tests.runtime.generation.schedules.trial import ViolationError
 from tests.runtime.generation.test_join_simulated import House, Kind
 

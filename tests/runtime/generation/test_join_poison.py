@@ -11,11 +11,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
 from tests.runtime.caches.views import cache_view
 from tests.runtime.generation.schedules.home import Setting, export_home, home_chats, open_runtime
 

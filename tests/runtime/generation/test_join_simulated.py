@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from runtime.batch import DecodingRow
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.ewma import Ewma
-from runtime.executor.engine import EngineOptions
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.prefill_budget import PrefillBudget
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.pages import Rooms
-from runtime.options import SpeculationOptions
-from runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.batch import DecodingRow
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.ewma import Ewma
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.prefill_budget import PrefillBudget
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.options import SpeculationOptions
+from hearth.runtime.speculation.policy import SpeculationPolicy
 from tests.runtime.generation.schedules.alone import Alone, judge
 from tests.runtime.generation.schedules.faults import failing_steps
 from tests.runtime.generation.schedules.remembering import (
@@ -144,7 +144,7 @@ class House:
             runtime._prefix._index = PageIndex(self._rooms)
         widths = (CHUNK,) if self._kind.gpu else ()
         shadow = Shadow(ROWS, CHUNK, SLOTS, widths)
-        captured = patch("runtime.tensors.profiles.captured_widths", lambda _: widths)
+        captured = patch("hearth.runtime.tensors.profiles.captured_widths", lambda _: widths)
         with captured, failing_steps(runtime, schedule), watching(runtime, shadow):
             replies = Trial(runtime, schedule, requests, int(self._kind.gpu)).run()
         for plan, request, reply in zip(plans, requests, replies, strict=True):

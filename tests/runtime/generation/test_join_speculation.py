@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.batch import DecodingRow
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
+from hearth.runtime.batch import DecodingRow
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
 from tests.runtime.caches.views import cache_view
 from tests.runtime.generation.schedules.home import (
     Method,

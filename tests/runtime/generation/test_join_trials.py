@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from runtime.config import load_config
+from hearth.runtime.config import load_config
 from tests.runtime.generation.schedules.__main__ import main
 from tests.runtime.generation.schedules.campaign import Campaign
 from tests.runtime.generation.schedules.home import export_home, settings_of

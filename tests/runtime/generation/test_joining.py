@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.batch import PATIENCE
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cpu.ops import Ready
-from runtime.engine_folder import write_config
-from runtime.errors import Code, HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.batch import PATIENCE
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.cpu.ops import Ready
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
 
 VOCAB, PLACES = 97, 4
 CONFIG = simulated_config(
@@ -159,7 +159,7 @@ def test_short_newcomers_do_not_keep_a_long_prompt_waiting(
     runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One token costs as much as 0.1 decode steps: a chunk has 16 of them.
-    monkeypatch.setattr("runtime.generation.prefill_budget.PrefillBudget.tokens", 16)
+    monkeypatch.setattr("hearth.runtime.generation.prefill_budget.PrefillBudget.tokens", 16)
     replies, long = Replies(runtime), list(range(1, 90))
     runtime.admit([row([3], 400)])
     replies.step(3)

@@ -1,11 +1,11 @@
 import pytest
 from msgspec import structs
 
-from runtime.batch import tokens_to_generate
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.batch_runtime import check_row
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.batch import tokens_to_generate
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.batch_runtime import check_row
+from hearth.runtime.request import RequestOptions, RowRequest
 
 CONFIG = structs.replace(
     simulated_config(vocab_size=100, capacity=64), max_supported_input_length=40

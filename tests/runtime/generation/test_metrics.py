@@ -1,4 +1,4 @@
-from runtime.generation.step_times import StageMetrics
+from hearth.runtime.generation.step_times import StageMetrics
 
 
 def test_steps_add_up() -> None:

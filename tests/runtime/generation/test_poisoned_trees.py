@@ -8,22 +8,22 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from runtime.batch import DecodingRow
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import TreeBuffers
-from runtime.device.mapped_tensors import map_tensor
-from runtime.engine_folder import EMBEDDING_FILE
-from runtime.executor.engine import EngineOptions
-from runtime.generation.assembly import assemble
-from runtime.generation.deployment import load_deployment
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.generation.speculative import SpeculativeStrategy
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.reference.token_trees import NO_NODE
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
-from runtime.speculation.lookup_proposer import LookupProposer
+from hearth.runtime.batch import DecodingRow
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import TreeBuffers
+from hearth.runtime.device.mapped_tensors import map_tensor
+from hearth.runtime.engine_folder import EMBEDDING_FILE
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.generation.speculative import SpeculativeStrategy
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.reference.token_trees import NO_NODE
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
+from hearth.runtime.speculation.lookup_proposer import LookupProposer
 from tests.runtime.export.trees import export_with_draft
 
 POISON = 285

@@ -7,27 +7,27 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.device import Device
-from runtime.device.open import measuring_device
-from runtime.executor.simulated_engine import simulated_config
-from runtime.export import ExportOptions, export_model
-from runtime.generation.assembly import draft_zeros, open_sampler
-from runtime.generation.deployment import DeploymentConfig, load_deployment
-from runtime.generation.predicted import build_measured, predict_memory
-from runtime.kv_cache.page_pool import PagePool
-from runtime.kv_cache.pages import Rooms
-from runtime.memory.estimates import estimate_engine
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.runner.pipeline_io import DraftIO, PipelineIO
-from runtime.runner.shared_resources import SharedResources
-from runtime.tensors.lora import lora_targets
-from runtime.tensors.tensor import Tensor
-from runtime.weights.weights_file import load_layout
+from hearth.runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.device import Device
+from hearth.runtime.device.open import measuring_device
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.assembly import draft_zeros, open_sampler
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.runtime.generation.predicted import build_measured, predict_memory
+from hearth.runtime.kv_cache.page_pool import PagePool
+from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.memory.estimates import estimate_engine
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.runner.pipeline_io import DraftIO, PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.tensors.lora import lora_targets
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.weights.weights_file import load_layout
 from tests.references import reference_folder
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 from tests.runtime.device.cuda.test_tree_launches import NoCompiler

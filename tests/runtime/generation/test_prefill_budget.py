@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.ewma import Ewma
-from runtime.generation.prefill_budget import LEAST_TOKENS, Chunk, PrefillBudget, Prompt
+from hearth.runtime.ewma import Ewma
+from hearth.runtime.generation.prefill_budget import LEAST_TOKENS, Chunk, PrefillBudget, Prompt
 
 CHUNK, CAPACITY = 256, 2048
 

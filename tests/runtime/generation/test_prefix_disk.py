@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
 from tests.references import reference_folder
 from tests.runtime.generation.prefix_rows import (
     check_equal,

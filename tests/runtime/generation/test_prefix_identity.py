@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.images import EmbeddedImage, ImageSpan
-from runtime.request import RowRequest
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.images import EmbeddedImage, ImageSpan
+from hearth.runtime.request import RowRequest
 from tests.peft_models import write_peft
 from tests.references import reference_folder
 from tests.runtime.generation.image_models import STORE
@@ -92,7 +92,7 @@ def test_a_prefix_may_end_within_a_picture(
     wanted = run(seeing, unaided(request)).tokens[0]
     run(seeing, request)
     cut = BEFORE + 17
-    monkeypatch.setattr("runtime.kv_cache.page_loads.Worth.tokens", lambda *_: cut)
+    monkeypatch.setattr("hearth.runtime.kv_cache.page_loads.Worth.tokens", lambda *_: cut)
     found = run(seeing, request)
     assert found.cached == {0: cut}
     check_equal(found.tokens[0], wanted, exact=True)

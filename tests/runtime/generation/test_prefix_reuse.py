@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RowRequest
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RowRequest
 from tests.references import reference_folder
 from tests.runtime.generation.prefix_rows import (
     EXACT_INT4,
@@ -239,7 +239,7 @@ def test_a_load_that_fails_loses_the_rows_and_nothing_else(
 ) -> None:
     wanted = run(runtime, row(SHARED))
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.device.cpu.ops.CpuCacheStorage.load", broken)
+        patch.setattr("hearth.runtime.device.cpu.ops.CpuCacheStorage.load", broken)
         runtime.admit([row(SHARED)])
         with pytest.raises(HearthError, match="the copy failed"):
             runtime.step()
@@ -252,7 +252,7 @@ def test_a_page_that_could_not_be_saved_is_not_there(
     runtime: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.device.cpu.ops.CpuCacheStorage.save", broken)
+        patch.setattr("hearth.runtime.device.cpu.ops.CpuCacheStorage.save", broken)
         runtime.admit([row(SHARED)])
         assert runtime.step().failure is not None
     found = run(runtime, row(SHARED))

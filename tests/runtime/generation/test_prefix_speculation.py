@@ -7,10 +7,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, SpeculationOptions
-from runtime.request import RowRequest
-from runtime.speculation.eagle import EagleProposer
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, SpeculationOptions
+from hearth.runtime.request import RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.generation.prefix_rows import (
     Outcome,

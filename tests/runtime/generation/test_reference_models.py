@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import load_config
-from runtime.executor.engine import EngineOptions
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.config import load_config
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.references import NAMES, reference_logits
 from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders

@@ -5,20 +5,20 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import DeviceKind, FileRecord
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import Device
-from runtime.device.open import open_device
-from runtime.engine_folder import write_config
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.memory.sizes import kv_cache_bytes
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.config import DeviceKind, FileRecord
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import Device
+from hearth.runtime.device.open import open_device
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.memory.sizes import kv_cache_bytes
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 CONFIG = simulated_config(vocab_size=97, layers=2, max_batch=4, capacity=600, prefill_chunk=16)
 
@@ -249,8 +249,8 @@ def test_what_a_device_takes_is_not_missing_from_the_free_memory(
         free[0] = 0
         return open_device(kind)
 
-    monkeypatch.setattr("runtime.generation.runtime.available_memory", lambda: free[0])
-    monkeypatch.setattr("runtime.generation.runtime.open_device", opened)
+    monkeypatch.setattr("hearth.runtime.generation.runtime.available_memory", lambda: free[0])
+    monkeypatch.setattr("hearth.runtime.generation.runtime.open_device", opened)
     opening = LLMInferenceRuntime.open(tmp_path)
     assert (opening.max_batch, opening.chosen) == (4, "")
 

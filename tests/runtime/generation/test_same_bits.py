@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench.random_model import Shape, write_random_model
-from runtime.batch import Arrangement
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RowRequest
+from hearth.bench.random_model import Shape, write_random_model
+from hearth.runtime.batch import Arrangement
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RowRequest
 from tests.runtime.generation.prefix_rows import EXACT_INT4, needs_native
 
 pytestmark = needs_native

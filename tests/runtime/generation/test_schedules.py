@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import StepResult
-from runtime.request import FinishReason, RequestOptions, RowRequest, RowToken, TopLogprob
-from runtime.sampling import RowSampler
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.request import FinishReason, RequestOptions, RowRequest, RowToken, TopLogprob
+from hearth.runtime.sampling import RowSampler
 from tests.runtime.generation.schedules.alone import Alone, Verdict, Voice, judge, run_alone
 from tests.runtime.generation.schedules.schedule import Bounds, Choices, Schedule, draw_schedule
 from tests.runtime.generation.schedules.trial import Reply, Trial, ViolationError

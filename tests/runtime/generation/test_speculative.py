@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.batch import DecodingInferenceContext, DecodingRow
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import TreeBuffers, TreeOps
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
-from runtime.generation.assembly import assemble
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.generation.speculative import SpeculativeStrategy, VerifyStep
-from runtime.options import SpeculationOptions
-from runtime.request import RequestOptions, RowRequest, RowRound
-from runtime.speculation.lookup_proposer import LookupProposer
-from runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.batch import DecodingInferenceContext, DecodingRow
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import TreeBuffers, TreeOps
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.generation.speculative import SpeculativeStrategy, VerifyStep
+from hearth.runtime.options import SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest, RowRound
+from hearth.runtime.speculation.lookup_proposer import LookupProposer
+from hearth.runtime.speculation.policy import SpeculationPolicy
 
 NODES = 5
 VOCABULARY = 97

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.generation.step_times import QueueTime
+from hearth.runtime.generation.step_times import QueueTime
 
 
 def step_times(

@@ -5,18 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.assembly import assemble
-from runtime.generation.batch_runtime import StepResult
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.generation.step_times import StepTimes
-from runtime.generation.tower_turns import TowerBudget, TowerResult, TowerWork
-from runtime.images import ImageLayout
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.generation.step_times import StepTimes
+from hearth.runtime.generation.tower_turns import TowerBudget, TowerResult, TowerWork
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.runtime.vision.fake_tower import FakeTower, expected, fake_runner, outputs
 from tests.runtime.vision.tower_config import config_of
 

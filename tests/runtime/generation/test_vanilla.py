@@ -4,22 +4,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.batch import DecodingInferenceContext, RowState
-from runtime.device.cpu import ops as cpu_sampler
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import SamplerBuffers
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.prefill_budget import Chunk
-from runtime.generation.vanilla import VanillaStrategy
-from runtime.request import RequestOptions, RowRequest, RowToken
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.runner.image_merge import ImagePiece
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.runner.shared_resources import SharedResources
-from runtime.sampling import RowSampler, Sample, sample_rows
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import DecodingInferenceContext, RowState
+from hearth.runtime.device.cpu import ops as cpu_sampler
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import SamplerBuffers
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.prefill_budget import Chunk
+from hearth.runtime.generation.vanilla import VanillaStrategy
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.runner.image_merge import ImagePiece
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.sampling import RowSampler, Sample, sample_rows
+from hearth.runtime.tensors.tensor import Tensor
 
 CONFIG = simulated_config(vocab_size=50, layers=1, max_batch=3, prefill_chunk=4)
 

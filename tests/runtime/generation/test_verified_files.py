@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from runtime.config import WEIGHTS_FILE
-from runtime.generation import deployment
-from runtime.options import RuntimeOptions
+from hearth.runtime.config import WEIGHTS_FILE
+from hearth.runtime.generation import deployment
+from hearth.runtime.options import RuntimeOptions
 
 
 def test_a_draft_keeps_its_own_weights_where_others_are_named(

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from runtime.images import Picture
-from runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
+from hearth.runtime.images import Picture
+from hearth.runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
 from tests.runtime.vision.tower_config import config_of
 
 _HALF = (0.5, 0.5, 0.5)

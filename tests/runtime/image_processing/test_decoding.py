@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from runtime.errors import HearthError
-from runtime.image_processing import decoding
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.headers import read_header
-from runtime.images import Picture
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing import decoding
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.headers import read_header
+from hearth.runtime.images import Picture
 from tests.runtime.image_processing.photographs import draw, file_of, with_xmp
 
 PHOTO = Image.fromarray(draw(45, 30))

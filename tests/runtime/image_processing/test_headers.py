@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime.errors import HearthError
-from runtime.image_processing import headers
-from runtime.image_processing.headers import MOST_PIXELS, parse_header, read_header
-from runtime.images import Picture
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing import headers
+from hearth.runtime.image_processing.headers import MOST_PIXELS, parse_header, read_header
+from hearth.runtime.images import Picture
 from tests.runtime.image_processing.photographs import draw, file_of, with_xmp
 
 PIXELS = draw(37, 21)

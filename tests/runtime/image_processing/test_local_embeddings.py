@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.images import EmbeddedImage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.images import EmbeddedImage
 
 
 def test_what_is_kept_is_what_was_put() -> None:

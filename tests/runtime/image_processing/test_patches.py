@@ -6,10 +6,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from runtime.image_processing.patches import _resized, patch
-from runtime.image_processing.sizes import layout_of, video_layout
-from runtime.images import ImageLayout
-from runtime.vision_config import VisionConfig
+from hearth.runtime.image_processing.patches import _resized, patch
+from hearth.runtime.image_processing.sizes import layout_of, video_layout
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like, draw, file_of, photo
 
 SIZES = [(224, 224), (640, 480), (1, 1), (7, 130), (333, 60), (500, 501), (1456, 364)]

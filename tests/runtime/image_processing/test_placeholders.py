@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.image_processing.placeholders import expand, video_parts
-from runtime.image_processing.sizes import layout_of, video_layout
-from runtime.images import ImageLayout, ImageSpan
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.placeholders import expand, video_parts
+from hearth.runtime.image_processing.sizes import layout_of, video_layout
+from hearth.runtime.images import ImageLayout, ImageSpan
 from tests.runtime.image_processing.photographs import config_like, photo
 from tests.vision_models import Family, make_tokenizer
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.image_processing.positions import PLAIN, pair_axes, row_positions
-from runtime.images import ImageSpan
+from hearth.runtime.image_processing.positions import PLAIN, pair_axes, row_positions
+from hearth.runtime.images import ImageSpan
 
 Block = tuple[int, tuple[int, int, int], float]
 """What stands in a prompt: text (0) of a length, an image (1) or a video (2) of a grid."""

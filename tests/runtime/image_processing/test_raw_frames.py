@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.image_processing.decoding import decode
-from runtime.image_processing.raw_frames import raw_size, to_rgb
-from runtime.images import Picture
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.raw_frames import raw_size, to_rgb
+from hearth.runtime.images import Picture
 from tests.runtime.image_processing.photographs import draw
 
 PIXELS = draw(6, 4)

@@ -4,10 +4,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.errors import HearthError
-from runtime.image_processing.sizes import first_size, largest_square, layout_of, video_layout
-from runtime.images import ImageLayout
-from runtime.vision_config import VisionConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.sizes import (
+    first_size,
+    largest_square,
+    layout_of,
+    video_layout,
+)
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like, photo
 
 QWEN3, QWEN2_5, IDEFICS = (config_like(name) for name in ("qwen3_vl", "qwen2_5_vl", "idefics3"))

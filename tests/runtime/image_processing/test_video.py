@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.image_processing.raw_frames import frames_of, rate_of
+from hearth.runtime.image_processing.raw_frames import frames_of, rate_of
 from tests.runtime.image_processing.photographs import config_like
 
 RULES: dict[str, Any] = {"fps": 2.0, "min_frames": 4, "max_frames": 16}

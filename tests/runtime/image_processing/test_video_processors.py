@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runtime.export.vision.processor import read_rules
-from runtime.image_processing.patches import patch
-from runtime.image_processing.placeholders import expand
-from runtime.image_processing.sizes import video_layout
-from runtime.images import ImageLayout
-from runtime.text import Tokenizer
-from runtime.text.chat_template import ChatTemplate
-from runtime.text.tokenizer import TokenizerFile
-from runtime.vision.prompt import Shown, encode_turns
-from runtime.vision_config import VisionConfig
+from hearth.runtime.export.vision.processor import read_rules
+from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.placeholders import expand
+from hearth.runtime.image_processing.sizes import video_layout
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.tokenizer import TokenizerFile
+from hearth.runtime.vision.prompt import Shown, encode_turns
+from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import IDEFICS, QWEN, config_like, draw, photo
 from tests.runtime.vision.tower_config import config_of
 from tests.vision_models import FAMILIES, VOCABULARY, Family, make_tokenizer, write_vision_model

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from runtime.kv_cache.pages import PAGE_TOKENS, TOKEN_BYTES, TokenIdentities, root_name
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS, TOKEN_BYTES, TokenIdentities, root_name
 
 ROOTS = [root_name(b"engine", adapter) for adapter in (b"", b"adapter")]
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from runtime.kv_cache.pages import Page, page_name
-from runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from hearth.runtime.kv_cache.pages import Page, page_name
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
 from tests.runtime.kv_cache.prompts import ROOTS, identities
 
 PAGE_BYTES = 100

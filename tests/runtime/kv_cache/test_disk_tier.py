@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.device.cpu.cpu_device import CpuDevice, HostSpan
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.disk_tier import DiskTier
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.kv_cache.page_loads import PageLoads, Worth
-from runtime.kv_cache.page_pool import STAGED, PagePool
-from runtime.kv_cache.pages import Match, Place, Rooms, Save, Write
-from runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from hearth.runtime.device.cpu.cpu_device import CpuDevice, HostSpan
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.disk_tier import DiskTier
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.kv_cache.page_loads import PageLoads, Worth
+from hearth.runtime.kv_cache.page_pool import STAGED, PagePool
+from hearth.runtime.kv_cache.pages import Match, Place, Rooms, Save, Write
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
 from tests.runtime.kv_cache.spills import files, pages
 
 CONFIG = simulated_config(layers=2, max_batch=2)
@@ -137,7 +137,7 @@ def test_at_the_end_all_that_is_asked_for_is_written(
 def test_what_a_device_never_copies_holds_up_no_end(
     disk: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.kv_cache.disk_tier._CLOSING_S", 0.05)
+    monkeypatch.setattr("hearth.runtime.kv_cache.disk_tier._CLOSING_S", 0.05)
     many = pages(list(range(STAGED + 2)))
     disk.close([Write(page, Place("device", slot)) for slot, page in enumerate(many)])
     assert files(tmp_path) == []

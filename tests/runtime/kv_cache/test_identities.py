@@ -1,8 +1,14 @@
 import msgspec
 import pytest
 
-from runtime.images import EmbeddedImage, ImageSpan, Slot
-from runtime.kv_cache.pages import PAGE_TOKENS, TokenIdentities, page_name, root_name, shared_tokens
+from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
+from hearth.runtime.kv_cache.pages import (
+    PAGE_TOKENS,
+    TokenIdentities,
+    page_name,
+    root_name,
+    shared_tokens,
+)
 
 ROOT = root_name(b"engine", b"")
 IMAGE = EmbeddedImage(Slot(0, 64, 1), 6, (ImageSpan(2, 6, 0, (1, 2, 3)),), b"a picture")

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.pages import PAGE_TOKENS, TOKEN_BYTES, Rooms, TokenIdentities
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS, TOKEN_BYTES, Rooms, TokenIdentities
 from tests.runtime.kv_cache.prompts import Beginning, beginnings, common, prompts
 
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.pages import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.pages import (
     PAGE_TOKENS,
     TOKEN_BYTES,
     Change,

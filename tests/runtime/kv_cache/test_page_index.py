@@ -1,8 +1,8 @@
 import pytest
 
-from runtime.errors import HearthError
-from runtime.kv_cache.page_index import MOST_WRITES, PINS_FULL, PageIndex
-from runtime.kv_cache.pages import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.page_index import MOST_WRITES, PINS_FULL, PageIndex
+from hearth.runtime.kv_cache.pages import (
     PAGE_TOKENS,
     Change,
     Erase,

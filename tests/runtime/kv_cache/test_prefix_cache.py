@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord
-from runtime.kv_cache.prefix_cache import engine_digest, is_exact
+from hearth.runtime.config import FileRecord
+from hearth.runtime.kv_cache.prefix_cache import engine_digest, is_exact
 from tests.runtime.engine_configs import small_config
 
 CONFIG = structs.replace(small_config(), dialect="native", device="cpu")

@@ -4,13 +4,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.page_pool import page_bytes, prefix_rooms, record_bytes
-from runtime.kv_cache.pages import Rooms, TokenIdentities
-from runtime.kv_cache.spill_folder import HEAD_BYTES
-from runtime.options import RuntimeOptions
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.page_pool import page_bytes, prefix_rooms, record_bytes
+from hearth.runtime.kv_cache.pages import Rooms, TokenIdentities
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.options import RuntimeOptions
 
 BASE = simulated_config(layers=3)
 DRAFT = structs.replace(BASE, num_attention_layers=1)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.kv_cache import spill_folder
-from runtime.kv_cache.page_index import PageIndex
-from runtime.kv_cache.pages import Erase, Page, Rooms
-from runtime.kv_cache.spill_folder import MOST_WAITING, VERSION, SpillHead, encode_head
+from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache import spill_folder
+from hearth.runtime.kv_cache.page_index import PageIndex
+from hearth.runtime.kv_cache.pages import Erase, Page, Rooms
+from hearth.runtime.kv_cache.spill_folder import MOST_WAITING, VERSION, SpillHead, encode_head
 from tests.runtime.kv_cache.prompts import ROOTS, identities
 from tests.runtime.kv_cache.spills import DATA, FILE_BYTES, SOON_S, files, fill, open_folder, pages
 

@@ -1,5 +1,5 @@
-from runtime.kv_cache.page_loads import Worth
-from runtime.kv_cache.pages import PAGE_TOKENS, Match, Page, Place, Tier
+from hearth.runtime.kv_cache.page_loads import Worth
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS, Match, Page, Place, Tier
 
 
 def match(device: int = 0, disk: int = 0, rest: int = 0) -> Match:

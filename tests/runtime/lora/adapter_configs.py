@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import structs
 
-from runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
-from runtime.export.model_config import load_model_config
+from hearth.runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
+from hearth.runtime.export.model_config import load_model_config
 from tests.references import reference_folder
 from tests.runtime.engine_configs import small_config
 

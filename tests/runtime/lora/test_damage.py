@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.lora.stored import read_adapter, store_adapter
+from hearth.runtime.errors import HearthError
+from hearth.runtime.lora.stored import read_adapter, store_adapter
 from tests.peft_models import write_peft
 from tests.runtime.lora.adapter_configs import BASE, adapter_config
 

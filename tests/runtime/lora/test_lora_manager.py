@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.lora.adapter import Adapter, LowRank
-from runtime.lora.lora_manager import SLOTS, LoRAManager
-from runtime.tensors.lora import RANK, lora_inputs
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.lora.adapter import Adapter, LowRank
+from hearth.runtime.lora.lora_manager import SLOTS, LoRAManager
+from hearth.runtime.tensors.lora import RANK, lora_inputs
+from hearth.runtime.tensors.tensor import Tensor
 from tests.low_rank_models import Adapter as Pairs
 from tests.low_rank_models import engine_inputs, random_adapter
 from tests.peft_models import write_peft
@@ -132,7 +132,7 @@ def test_one_that_finds_no_memory_is_refused(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr("runtime.lora.lora_manager.BlockLayout.filled", full)
+        patch.setattr("hearth.runtime.lora.lora_manager.BlockLayout.filled", full)
         with pytest.raises(HearthError) as caught:
             found.load("third", Adapter(8, "", "third", {}))
     assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapter")

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.load_clients import simulated_stream
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.lora.adapter import simulated_shift
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.bench.load_clients import simulated_stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.lora.adapter import simulated_shift
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 
 REFERENCE = Path(__file__).parents[2] / "references" / "qwen3"
 

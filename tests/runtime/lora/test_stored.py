@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.lora.lora_manager import BlockLayout
-from runtime.lora.peft import read_peft
-from runtime.lora.stored import AdapterRecord, read_adapter, read_record, store_adapter
-from runtime.tensors.lora import lora_inputs
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.errors import HearthError
+from hearth.runtime.lora.lora_manager import BlockLayout
+from hearth.runtime.lora.peft import read_peft
+from hearth.runtime.lora.stored import AdapterRecord, read_adapter, read_record, store_adapter
+from hearth.runtime.tensors.lora import lora_inputs
+from hearth.runtime.tensors.tensor import Tensor
 from tests.low_rank_models import Array
 from tests.peft_models import change_fields, change_tensors, write_peft
 from tests.runtime.lora.adapter_configs import BASE, adapter_config

@@ -6,13 +6,13 @@ from typing import Literal
 import msgspec
 import pytest
 
-from bench.memory import measure_memory
-from daemon.shipped import DRAFT, SOURCE
-from runtime.config import LORA_TARGETS
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.export.options import resolve_dialect
-from runtime.memory.estimates import adapter_bytes, estimate_engine, prompt_graph_bytes
-from runtime.tensors.lora import lora_targets
+from hearth.bench.memory import measure_memory
+from hearth.daemon.shipped import DRAFT, SOURCE
+from hearth.runtime.config import LORA_TARGETS
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.export.options import resolve_dialect
+from hearth.runtime.memory.estimates import adapter_bytes, estimate_engine, prompt_graph_bytes
+from hearth.runtime.tensors.lora import lora_targets
 from tests.runtime.engine_configs import small_config
 from tests.runtime.export.test_peak_memory import make_model
 
@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[3]
 MEASURE = """
 import sys
 from pathlib import Path
-from runtime.config import load_config
-from runtime.executor.engine import EngineOptions
-from runtime.executor.onnx_engine import OnnxEngine
+from hearth.runtime.config import load_config
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.onnx_engine import OnnxEngine
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -1,18 +1,18 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord, LLMEngineRunnerConfig
-from runtime.engine_folder import PLAN_FILE
-from runtime.memory.estimates import (
+from hearth.runtime.config import FileRecord, LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import PLAN_FILE
+from hearth.runtime.memory.estimates import (
     LOADING,
     cuda_scratch_bytes,
     estimate_draft,
     estimate_engine,
     estimate_host,
 )
-from runtime.memory.sizes import projection_elements
-from runtime.memory.step_scratch import predicted_scratch
-from runtime.options import EagleDraftingConfig
+from hearth.runtime.memory.sizes import projection_elements
+from hearth.runtime.memory.step_scratch import predicted_scratch
+from hearth.runtime.options import EagleDraftingConfig
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
 

@@ -4,16 +4,16 @@ from pathlib import Path
 
 from msgspec import structs
 
-from runtime.config import FileRecord, PlanRecord
-from runtime.device.open import measuring_device
-from runtime.export.options import Dialect, ExportOptions
-from runtime.export.vision.write import write_vision
-from runtime.generation.budget import budgets_of
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.predicted import predict_memory
-from runtime.memory.estimates import estimate_tower
-from runtime.tensors.registry import tower_dims
-from runtime.vision.vision_runner import allocate_tower_buffers
+from hearth.runtime.config import FileRecord, PlanRecord
+from hearth.runtime.device.open import measuring_device
+from hearth.runtime.export.options import Dialect, ExportOptions
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.generation.budget import budgets_of
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.predicted import predict_memory
+from hearth.runtime.memory.estimates import estimate_tower
+from hearth.runtime.tensors.registry import tower_dims
+from hearth.runtime.vision.vision_runner import allocate_tower_buffers
 from tests.runtime.engine_configs import small_config
 from tests.runtime.vision.tower_config import config_of
 from tests.vision_models import Family, write_vision_model
@@ -24,11 +24,11 @@ MEASURE = """
 import sys
 from pathlib import Path
 import numpy as np
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.engine import EngineOptions
-from runtime.images import ImageLayout
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import load_vision_config
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import load_vision_config
 
 def kib(name):
     lines = Path("/proc/self/status").read_text().splitlines()

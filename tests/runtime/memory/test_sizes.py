@@ -3,9 +3,9 @@ from typing import Literal
 
 import pytest
 
-from runtime.engine_folder import DATA_FILE
-from runtime.export import ExportOptions, export_model
-from runtime.memory.sizes import kv_cache_bytes, projection_bytes
+from hearth.runtime.engine_folder import DATA_FILE
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.memory.sizes import kv_cache_bytes, projection_bytes
 from tests.references import reference_folder
 from tests.runtime.engine_configs import small_config
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda.programs import WantedKernels
-from runtime.executor.kernels.engine import io_tensors_of, step_shapes
-from runtime.executor.kernels.step import DecoderStep
-from runtime.memory.step_scratch import ScratchPart, lay_out, predicted_scratch, step_parts
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.programs import WantedKernels
+from hearth.runtime.executor.kernels.engine import io_tensors_of, step_shapes
+from hearth.runtime.executor.kernels.step import DecoderStep
+from hearth.runtime.memory.step_scratch import ScratchPart, lay_out, predicted_scratch, step_parts
 from tests.runtime.engine_configs import small_config
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,

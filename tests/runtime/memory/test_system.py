@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.memory.system import available_memory
+from hearth.runtime.memory.system import available_memory
 
 ROOT = Path(__file__).parents[3]
 RELEASE = """
 from pathlib import Path
-from runtime.memory.system import release_free_memory
+from hearth.runtime.memory.system import release_free_memory
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

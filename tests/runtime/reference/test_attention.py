@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from runtime.export.reference_pass import rotate, softmax
-from runtime.reference.attention import attended, rotated, seen_slots
-from runtime.reference.token_trees import pack_mask
+from hearth.runtime.export.reference_pass import rotate, softmax
+from hearth.runtime.reference.attention import attended, rotated, seen_slots
+from hearth.runtime.reference.token_trees import pack_mask
 
 
 @pytest.mark.parametrize("seen", [1, 63, 64, 65, 255, 256, 257, 700])

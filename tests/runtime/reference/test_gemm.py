@@ -2,7 +2,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.reference import gemm
+from hearth.runtime.reference import gemm
 
 
 @pytest.mark.parametrize("inputs", [8, 64, 72, 520, 1024, 9728])

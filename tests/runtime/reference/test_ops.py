@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.batch import RowMove
-from runtime.reference.ops import (
+from hearth.runtime.batch import RowMove
+from hearth.runtime.reference.ops import (
     fill_positions,
     finite_rows,
     look_up_embeddings,

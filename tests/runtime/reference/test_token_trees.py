@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.reference.token_trees import (
+from hearth.runtime.reference.token_trees import (
     commit_path,
     fill_causal,
     fill_tree_positions,

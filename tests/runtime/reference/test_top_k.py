@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.reference.top_k import top_k
+from hearth.runtime.reference.top_k import top_k
 from tests.runtime.device.tree_reference import best
 
 ODD = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.0]

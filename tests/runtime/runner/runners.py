@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.device import Device
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.runner.shared_resources import SharedResources
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
 
 
 def open_runner(folder: Path, config: LLMEngineRunnerConfig, device: Device) -> LLMEngineRunner:

@@ -6,13 +6,13 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import load_config
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.tensor import TensorMap
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.tensor import TensorMap
 from tests.references import NAMES, ReferenceRow, reference_logits
 from tests.runtime.arrangements import keep
 from tests.runtime.conftest import EngineFolders
@@ -203,7 +203,7 @@ def test_each_width_of_a_gpu_is_run_once_before_it_serves(monkeypatch: pytest.Mo
     runner = _simulated()
     runner.warm_prefill()
     assert runner.executor.counters.misses == 0
-    monkeypatch.setattr("runtime.runner.engine_runner.prefill_widths", lambda _: (4, 9))
+    monkeypatch.setattr("hearth.runtime.runner.engine_runner.prefill_widths", lambda _: (4, 9))
     runner.warm_prefill()
     assert (runner.executor.counters.misses, runner.get_kv_cache().batch) == (2, 0)
     widths = [dims[1] for _, dims, *_ in runner.executor._prepared]  # type: ignore[index]

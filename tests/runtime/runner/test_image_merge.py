@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.images import EmbeddedImage, ImageSpan, Slot
-from runtime.runner.image_merge import ImageMerge, ImagePiece, image_pieces
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
+from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece, image_pieces
+from hearth.runtime.tensors.tensor import Tensor
 
 ROWS, WIDTH, HIDDEN, FEATURES = 2, 5, 3, 2
 

@@ -7,14 +7,14 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, RowMove, Seat
-from runtime.config import load_config
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.runner.engine_runner import LLMEngineRunner
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.runner.shared_resources import SharedResources
+from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
 from tests.references import NAMES, ReferenceRow, reference_logits
 from tests.runtime.arrangements import REQUEST
 from tests.runtime.conftest import EngineFolders

@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.options import EagleDraftingConfig
-from runtime.runner.pipeline_io import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.runner.pipeline_io import (
     DraftIO,
     PipelineIO,
     StepIO,
     build_tensor_map,
     draft_zero_bytes,
 )
-from runtime.runner.shared_resources import SharedResources, allocate_zero_buffer
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import (
+from hearth.runtime.runner.shared_resources import SharedResources, allocate_zero_buffer
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
 )
-from runtime.tensors.tensor import TensorMap
+from hearth.runtime.tensors.tensor import TensorMap
 
 CONFIG = simulated_config(vocab_size=10, layers=2, max_batch=3, capacity=1024, prefill_chunk=16)
 DEVICE = CpuDevice()

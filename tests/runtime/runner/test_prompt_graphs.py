@@ -10,19 +10,19 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, RowMove
-from runtime.config import load_config
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.simulated_engine import simulated_config
-from runtime.export import ExportOptions, export_model
-from runtime.generation.assembly import assemble
-from runtime.generation.deployment import DeploymentConfig
-from runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
-from runtime.tensors.profiles import captured_widths
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.config import load_config
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.assembly import assemble
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
+from hearth.runtime.tensors.profiles import captured_widths
+from hearth.runtime.tensors.tensor import Tensor
 from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.runner.runners import open_runner
@@ -39,7 +39,7 @@ SIMULATED = simulated_config(layers=1, max_batch=3, prefill_chunk=48)
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give any engine the prompt graphs of one of kernels."""
     monkeypatch.setattr(
-        "runtime.tensors.profiles.captured_widths",
+        "hearth.runtime.tensors.profiles.captured_widths",
         lambda config: captured_widths(structs.replace(config, backend="kernels")),
     )
 
@@ -151,7 +151,9 @@ def test_each_place_has_its_graphs_beside_those_of_decode_steps() -> None:
 def _captured_with(free: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> PromptGraphs:
     runner, left = _simulated(), iter(free)
     monkeypatch.setattr(runner._device, "free_memory", lambda: MIB * next(left))
-    monkeypatch.setattr("runtime.runner.engine_runner.prompt_graph_bytes", lambda _: 100 * MIB)
+    monkeypatch.setattr(
+        "hearth.runtime.runner.engine_runner.prompt_graph_bytes", lambda _: 100 * MIB
+    )
     runner.capture_prefill_graphs()
     return runner.prompt_graphs
 
@@ -179,8 +181,12 @@ def test_what_captures_took_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("captured")
 def test_memory_that_the_host_shares_is_asked_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     runner, left = _simulated(), iter([500, 420, 320])
-    monkeypatch.setattr("runtime.runner.engine_runner.available_memory", lambda: MIB * next(left))
-    monkeypatch.setattr("runtime.runner.engine_runner.prompt_graph_bytes", lambda _: 100 * MIB)
+    monkeypatch.setattr(
+        "hearth.runtime.runner.engine_runner.available_memory", lambda: MIB * next(left)
+    )
+    monkeypatch.setattr(
+        "hearth.runtime.runner.engine_runner.prompt_graph_bytes", lambda _: 100 * MIB
+    )
     runner.capture_prefill_graphs()
     assert (runner.prompt_graphs.captures, runner.prompt_graphs.bytes) == (2, 180 * MIB)
 

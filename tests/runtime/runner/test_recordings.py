@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import Code, HearthError
-from runtime.executor.graph_cache import GraphCounters
-from runtime.runner.recordings import Recordings
+from hearth.runtime.errors import Code, HearthError
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.runner.recordings import Recordings
 
 
 class _Recorded:

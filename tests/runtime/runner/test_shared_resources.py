@@ -5,11 +5,11 @@ import pytest
 from msgspec import structs
 from safetensors.numpy import save_file
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.runner.shared_resources import SharedResources
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.runner.shared_resources import SharedResources
 
 CONFIG = structs.replace(
     simulated_config(vocab_size=10, layers=2, capacity=64),

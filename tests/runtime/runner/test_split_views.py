@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.options import EagleDraftingConfig
-from runtime.runner.pipeline_io import DraftIO, PipelineIO, StepIO, build_tensor_map
-from runtime.runner.shared_resources import SharedResources
-from runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.runner.pipeline_io import DraftIO, PipelineIO, StepIO, build_tensor_map
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
 
 LAYERS = 3
 CONFIG = simulated_config(vocab_size=10, layers=LAYERS, max_batch=2, capacity=512)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from runtime.request import RequestOptions
+from hearth.runtime.request import RequestOptions
 
 
 def ranked(scores: Sequence[float]) -> list[int]:

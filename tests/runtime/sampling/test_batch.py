@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.request import RequestOptions
-from runtime.sampling import RowSampler, Sample, sample_rows
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling import RowSampler, Sample, sample_rows
 
 VOCAB = 64
 PARAMS = [

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runtime.request import RequestOptions
-from runtime.sampling.row_sampler import draw, invert, tempered, uniforms
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling.row_sampler import draw, invert, tempered, uniforms
 from tests.runtime.sampling import reference
 
 weights_strategy = hnp.arrays(

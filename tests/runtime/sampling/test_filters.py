@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runtime.request import RequestOptions
-from runtime.sampling.row_sampler import kept_tokens
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling.row_sampler import kept_tokens
 from tests.runtime.sampling import reference
 
 # Spread like logits: up to 40 below the likeliest, so that every search path is taken.

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runtime.sampling.batch import log_normaliser, top_logprobs
+from hearth.runtime.sampling.batch import log_normaliser, top_logprobs
 from tests.runtime.sampling import reference
 
 

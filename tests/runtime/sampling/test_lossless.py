@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from runtime.request import RequestOptions
-from runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
-from runtime.sampling.row_sampler import uniforms
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
+from hearth.runtime.sampling.row_sampler import uniforms
 from tests.runtime.sampling import reference
 
 VOCAB, LENGTH, DRAWS = 8, 3, 100_000

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.request import RequestOptions
-from runtime.sampling.row_sampler import ScoreAdjustment, TokenCounts
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling.row_sampler import ScoreAdjustment, TokenCounts
 from tests.runtime.sampling import reference
 
 VOCAB = 30

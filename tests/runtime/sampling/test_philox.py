@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.sampling.row_sampler import UniformSource, philox4x32, uniforms
+from hearth.runtime.sampling.row_sampler import UniformSource, philox4x32, uniforms
 
 # The known answers that the authors publish with their library (Random123, kat_vectors).
 KNOWN = [

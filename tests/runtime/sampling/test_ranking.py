@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from runtime.sampling.ranking import leading, ranked
+from hearth.runtime.sampling.ranking import leading, ranked
 from tests.runtime.sampling import reference
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)

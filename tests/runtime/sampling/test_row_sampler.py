@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.request import RequestOptions
-from runtime.sampling import RowSampler
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling import RowSampler
 
 VOCAB = 40
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from runtime.request import RequestOptions
-from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
 
 VOCAB = 10
 GREEDY = RequestOptions()

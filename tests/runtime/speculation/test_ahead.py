@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.batch import Arrangement, DecodingRow
-from runtime.options import EagleDraftingConfig
-from runtime.request import RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import Arrangement, DecodingRow
+from hearth.runtime.options import EagleDraftingConfig
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
+from hearth.runtime.tensors.tensor import Tensor
 
 NODES = 4
 TREES: Any = None

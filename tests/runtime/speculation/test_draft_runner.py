@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import Stream
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.export import ExportOptions
-from runtime.export.options import resolve_dialect
-from runtime.generation.deployment import load_deployment
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.runner.shared_resources import SharedResources
-from runtime.speculation.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
+from hearth.runtime.batch import Arrangement
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import Stream
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.options import resolve_dialect
+from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.speculation.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
 from tests.runtime.arrangements import REQUEST
 from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders
@@ -103,7 +103,7 @@ def test_a_narrow_chunk_leaves_nothing_of_what_padded_steps_wrote_behind_it(
     tree_folders: EngineFolders,
 ) -> None:
     """A step of newest tokens, and a proposal's: the widest of both."""
-    with patch("runtime.runner.bindings.decode_batches", lambda _: (1, 4)):
+    with patch("hearth.runtime.runner.bindings.decode_batches", lambda _: (1, 4)):
         draft = Draft(tree_folders("qwen3", "native"), 2)
     draft.prefill(0, 4, 1)
     caches = draft.runner.caches

@@ -10,16 +10,16 @@ from msgspec import structs
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from runtime.batch import DecodingRow
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import TreeBuffers
-from runtime.executor.engine import EngineOptions
-from runtime.generation.assembly import RuntimeParts, assemble
-from runtime.generation.deployment import DeploymentConfig, load_deployment
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.speculation.eagle import EagleProposer
+from hearth.runtime.batch import DecodingRow
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import TreeBuffers
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.generation.assembly import RuntimeParts, assemble
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.speculation.eagle import EagleProposer
 from tests.eagle_models import DraftReference
 from tests.references import reference_folder
 from tests.runtime.conftest import EngineFolders

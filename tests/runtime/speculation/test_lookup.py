@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.speculation.lookup_proposer import NgramIndex
+from hearth.runtime.speculation.lookup_proposer import NgramIndex
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

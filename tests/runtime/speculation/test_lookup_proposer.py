@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from runtime.batch import DecodingRow
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import TreeBuffers
-from runtime.options import SpeculationOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.runner.pipeline_io import PipelineIO
-from runtime.runner.shared_resources import SharedResources
-from runtime.speculation.lookup_proposer import LookupProposer
+from hearth.runtime.batch import DecodingRow
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import TreeBuffers
+from hearth.runtime.options import SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
+from hearth.runtime.speculation.lookup_proposer import LookupProposer
 from tests.runtime.engine_configs import small_config
 
 CONFIG = structs.replace(small_config(), max_verify_tree_size=4)

@@ -1,7 +1,7 @@
 import pytest
 
-from runtime.request import RowRound
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.runtime.request import RowRound
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 def test_rounds_add_up_over_rows_and_steps() -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.speculation import policy as policy_module
-from runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.speculation import policy as policy_module
+from hearth.runtime.speculation.policy import SpeculationPolicy
 
 STEP_S = 0.010
 NOISE = 0.2

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.tensors.profiles import bucket_for, bucket_sizes
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.profiles import bucket_for, bucket_sizes
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.dims import InferenceDims
 
 
 def _sizes(dims: InferenceDims) -> tuple[int, ...]:

@@ -3,8 +3,8 @@ from typing import get_args
 import ml_dtypes
 import numpy as np
 
-from runtime.config import DType
-from runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.config import DType
+from hearth.runtime.tensors.tensor import numpy_dtype
 
 
 def test_every_configured_type_has_a_numpy_type() -> None:

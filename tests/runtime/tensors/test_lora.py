@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import LORA_JOINED, LLMEngineRunnerConfig
-from runtime.errors import HearthError
-from runtime.executor.engine import IOTensor
-from runtime.executor.engine_executor import check_bindings, check_known
-from runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
-from runtime.tensors.registry import TensorRegistry, build_registry_for_llm
+from hearth.runtime.config import LORA_JOINED, LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import IOTensor
+from hearth.runtime.executor.engine_executor import check_bindings, check_known
+from hearth.runtime.tensors.lora import has_fixed_rank, lora_inputs, lora_targets
+from hearth.runtime.tensors.registry import TensorRegistry, build_registry_for_llm
 from tests.runtime.engine_configs import small_config
 
 PLAN = {"device": "cuda", "backend": "tensorrt", "static_decode_batches": (1, 2)}

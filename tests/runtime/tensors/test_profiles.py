@@ -1,10 +1,10 @@
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
-from runtime.tensors.profiles import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
+from hearth.runtime.tensors.profiles import (
     build_profiles,
     captured_prompts,
     captured_widths,

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import (
     TensorRegistry,
     TensorSpec,
     build_registry_for_llm,

@@ -1,9 +1,9 @@
 import pytest
 from msgspec import structs
 
-from runtime.config import DRAFT_ARCHITECTURE
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import build_profiles, generation_profile, static_dims
+from hearth.runtime.config import DRAFT_ARCHITECTURE
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import build_profiles, generation_profile, static_dims
 from tests.runtime.engine_configs import small_config
 
 SIZES = (1, 2, 4)

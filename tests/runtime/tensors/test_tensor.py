@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 
 
 def test_a_tensor_tells_its_layout() -> None:

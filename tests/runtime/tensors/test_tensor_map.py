@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
 
 FLOAT = np.dtype(np.float32)
 

@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from runtime.tensors.dims import TowerDims
-from runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
+from hearth.runtime.tensors.dims import TowerDims
+from hearth.runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
 from tests.runtime.vision.tower_config import config_of
 
 QWEN3 = config_of("qwen3_vl", deepstack_layers=(0, 2), position_side=6, dtype="float16")

@@ -6,9 +6,9 @@ import tokenizers
 from msgspec import structs
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE, write_config
-from runtime.text import Tokenizer
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE, write_config
+from hearth.runtime.text import Tokenizer
 from tests.runtime.engine_configs import small_config
 
 CHATML = (

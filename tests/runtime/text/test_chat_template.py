@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.text.chat_template import ChatTemplate
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.text.tokenizer import Disguise, SpecialText, alternatives
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text.tokenizer import Disguise, SpecialText, alternatives
 
 SPELLINGS = ["<|end|>", "<|end_of|>", "[X]", "<s>"]
 texts = st.lists(

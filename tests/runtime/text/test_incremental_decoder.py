@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.text.stream import IncrementalDecoder
+from hearth.runtime.text.stream import IncrementalDecoder
 from tests.runtime.text.folders import byte_fallback, byte_level
 
 Decode = Callable[[list[int]], str]

@@ -2,8 +2,8 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from runtime.errors import HearthError
-from runtime.text.tokenizer import SpecialTokens
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text.tokenizer import SpecialTokens
 from tests.runtime.text.folders import byte_level, word_level
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.text.stream import StopMatcher
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text.stream import StopMatcher
 
 # Two letters, so that stop strings overlap one another and themselves all the time.
 texts = st.text("ab", max_size=30)

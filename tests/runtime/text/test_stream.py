@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import HearthError
-from runtime.text import TextStream, Tokenizer
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text import TextStream, Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 from tests.runtime.text.test_stop import naive
 

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import load_config
-from runtime.engine_folder import write_config
-from runtime.errors import HearthError
-from runtime.text import Tokenizer
-from runtime.text.tokenizer import TokenizerFile
+from hearth.runtime.config import load_config
+from hearth.runtime.engine_folder import write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import TokenizerFile
 from tests.runtime.text.folders import byte_level, word_level, write_folder
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from runtime.errors import HearthError
-from runtime.text import Tokenizer
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text import Tokenizer
 from tests.runtime.text.folders import (
     CHATML,
     UNKNOWN,

@@ -4,14 +4,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import Stream
-from runtime.executor.engine import Binding, IOTensor, SelfContained
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.images import ImageLayout
-from runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VisionConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import Stream
+from hearth.runtime.executor.engine import Binding, IOTensor, SelfContained
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VisionConfig
 
 
 class FakeTower(SelfContained):

@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.executor.engine import EngineOptions
-from runtime.export.options import Dialect, ExportOptions
-from runtime.export.vision.write import write_vision
-from runtime.image_processing.patches import patch
-from runtime.image_processing.sizes import layout_of
-from runtime.vision.vision_runner import VisionRunner
-from runtime.vision_config import VISION_FOLDER, VisionConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.export.options import Dialect, ExportOptions
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.sizes import layout_of
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig
 from tests.runtime.image_processing.photographs import draw, photo
 from tests.vision_models import FAMILIES, Family, write_vision_model
 

@@ -1,11 +1,11 @@
 import pytest
 
-from runtime.errors import HearthError
-from runtime.images import Picture
-from runtime.text import Tokenizer
-from runtime.text.chat_template import ChatTemplate
-from runtime.text.tokenizer import TokenizerFile
-from runtime.vision.prompt import Shown, encode_turns
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import Picture
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.tokenizer import TokenizerFile
+from hearth.runtime.vision.prompt import Shown, encode_turns
 from tests.runtime.image_processing.photographs import config_like
 from tests.vision_models import FAMILIES, VOCABULARY, Family, make_tokenizer
 from tests.vision_processors import TEMPLATES

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from runtime.images import ImageLayout
-from runtime.vision.tower_inputs import Segment, segments_of, tower_inputs
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision.tower_inputs import Segment, segments_of, tower_inputs
 from tests.runtime.vision.tower_config import config_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from runtime.vision_config import VisionConfig
+    from hearth.runtime.vision_config import VisionConfig
 
 torch = pytest.importorskip("torch")
 vision = pytest.importorskip("transformers.vision_utils")

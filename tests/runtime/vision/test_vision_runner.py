@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.errors import HearthError
-from runtime.images import ImageLayout
-from runtime.vision_config import VisionConfig
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout
+from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.vision.fake_tower import expected, fake_runner
 from tests.runtime.vision.tower_config import config_of
 

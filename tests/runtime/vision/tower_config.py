@@ -1,6 +1,6 @@
 from typing import Any
 
-from runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
+from hearth.runtime.vision_config import Family, ImageRules, VisionConfig, VisionTokens
 
 
 def config_of(family: Family, **fields: Any) -> VisionConfig:

@@ -10,10 +10,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from runtime.export import ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.runtime.export.hugging_face import Tensors, change_tensors
 
 Given = list[tuple[int, int, list[float]]]

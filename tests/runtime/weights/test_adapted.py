@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.low_rank_models import merge, random_adapter
 from tests.peft_models import write_peft
 from tests.references import reference_folder

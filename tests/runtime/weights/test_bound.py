@@ -9,17 +9,17 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import WEIGHTS_FILE, load_config
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.engine_folder import MODEL_FILE, record_files, write_config
-from runtime.errors import HearthError
-from runtime.export.options import Dialect
-from runtime.export.weights_export import export_weights
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions
-from runtime.request import RequestOptions, RowRequest
-from runtime.tensors.tensor import Tensor, TensorMap
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.config import WEIGHTS_FILE, load_config
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.engine_folder import MODEL_FILE, record_files, write_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.options import Dialect
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.tensors.tensor import Tensor, TensorMap
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.export.tensorrt.graphs import export_graph
 from tests.runtime.weights.external_models import export, generated, tuned

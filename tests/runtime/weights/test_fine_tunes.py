@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import WEIGHTS_FILE, Quantization, load_config
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.errors import HearthError
-from runtime.export import DraftOptions
-from runtime.export.layout import EMBEDDING, HEAD
-from runtime.export.weights_export import export_weights
-from runtime.generation.answer_check import AnswerReport
-from runtime.generation.deployment import load_engines
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.options import RuntimeOptions, SpeculationOptions
-from runtime.weights.external_weight_manager import answer_of
+from hearth.runtime.config import WEIGHTS_FILE, Quantization, load_config
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import DraftOptions
+from hearth.runtime.export.layout import EMBEDDING, HEAD
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.generation.answer_check import AnswerReport
+from hearth.runtime.generation.deployment import load_engines
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.options import RuntimeOptions, SpeculationOptions
+from hearth.runtime.weights.external_weight_manager import answer_of
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import change_tensors, copy_model, shallow_model

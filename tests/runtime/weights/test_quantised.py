@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, round_weights, unpack, widen
+from hearth.runtime.weights.quantised import (
+    MIDDLE,
+    Kind,
+    Quantised,
+    pack,
+    round_weights,
+    unpack,
+    widen,
+)
 
 WIDE = np.dtype(np.float32)
 DTYPES = (WIDE, np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))

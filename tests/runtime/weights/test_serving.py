@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from runtime.config import WEIGHTS_FILE, Quantization, load_config
-from runtime.engine_folder import ANSWER_FILE, DATA_FILE, EMBEDDING_FILE
+from hearth.runtime.config import WEIGHTS_FILE, Quantization, load_config
+from hearth.runtime.engine_folder import ANSWER_FILE, DATA_FILE, EMBEDDING_FILE
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.weights.external_models import export, generated, needs_other_weights
 

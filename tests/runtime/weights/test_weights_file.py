@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.config import WEIGHTS_FILE
-from runtime.engine_folder import LAYOUT_FILE
-from runtime.errors import HearthError
-from runtime.export.weights_export import export_weights
-from runtime.weights.weights_file import load_layout, open_weights
+from hearth.runtime.config import WEIGHTS_FILE
+from hearth.runtime.engine_folder import LAYOUT_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.weights.weights_file import load_layout, open_weights
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.weights.external_models import export, generated, tuned, with_header
 

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.arrivals.ideal import MAX_RANK, add_adapters, write_adapter
-from bench.toy_daemon import simulated_flags, toy_engine
-from daemon.control.client import ask
-from daemon.control.messages import AdapterAdded, AdapterRemoved, AddAdapter, RemoveAdapter
-from daemon.own_daemon import OwnDaemon
-from runtime.config import LORA_TARGETS, load_config
-from runtime.errors import HearthError
+from hearth.bench.arrivals.ideal import MAX_RANK, add_adapters, write_adapter
+from hearth.bench.toy_daemon import simulated_flags, toy_engine
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import AdapterAdded, AdapterRemoved, AddAdapter, RemoveAdapter
+from hearth.daemon.own_daemon import OwnDaemon
+from hearth.runtime.config import LORA_TARGETS, load_config
+from hearth.runtime.errors import HearthError
 from tests.system.faults.executor import executor_of
 from tests.system.faults.trial import PLACES, STEP_MS, NotRunError, Trial, most, seconds_since
 from tests.system.faults.wire_client import WireClient

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
-from hearth_client import Client
 
-from bench.child_process import family_usage
-from daemon.control.client import ask
-from daemon.control.messages import Trace, TraceReport
-from daemon.door.keys import add_client, make_server_keys
+from hearth.bench.child_process import family_usage
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Trace, TraceReport
+from hearth.daemon.door.keys import add_client, make_server_keys
+from hearth_client import Client
 from tests.system.faults.raw_peer import connected_peer, send_message
 from tests.system.faults.trial import Trial, most, seconds_since
 from tests.system.faults.wire_client import PATIENCE_S, WireClient

@@ -9,13 +9,13 @@ from typing import Any
 import click
 import msgspec
 
-from bench.arrivals.ideal import MAX_RANK
-from bench.report import Record, figure, note, publish, record_option
-from bench.toy_daemon import engine_option, given_or_toy
-from daemon.cli.console import out
-from daemon.cli.errors import FAILED
-from daemon.cli.options import json_option
-from runtime.vision_config import VISION_FOLDER
+from hearth.bench.arrivals.ideal import MAX_RANK
+from hearth.bench.report import Record, figure, note, publish, record_option
+from hearth.bench.toy_daemon import engine_option, given_or_toy
+from hearth.daemon.cli.console import out
+from hearth.daemon.cli.errors import FAILED
+from hearth.daemon.cli.options import json_option
+from hearth.runtime.vision_config import VISION_FOLDER
 from tests.system.faults.rows import NOT_RUN, ROWS, Row
 from tests.system.faults.trial import Fixture, NotRunError, Trial, seconds_since
 

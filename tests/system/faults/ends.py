@@ -10,12 +10,11 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
+from hearth.daemon.own_daemon import OwnDaemon
 from hearth_client import Client
 from hearth_client.errors import ConnectionFailed, ConnectionTimeout
-
-from daemon.control.client import ask
-from daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
-from daemon.own_daemon import OwnDaemon
 from tests.system.faults.raw_peer import connection
 from tests.system.faults.trial import NotRunError, Trial, most, seconds_since
 from tests.system.faults.wire_client import PATIENCE_S, WireClient

@@ -6,10 +6,10 @@ import signal
 import time
 from collections.abc import Callable
 
-from daemon.cli.errors import Failure
-from daemon.control.client import ask
-from daemon.control.messages import Metrics, MetricsText
-from daemon.own_daemon import OwnDaemon
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Metrics, MetricsText
+from hearth.daemon.own_daemon import OwnDaemon
 from tests.system.faults.trial import PLACES, Trial, most, seconds_since
 from tests.system.faults.wire_client import PATIENCE_S, Answer, WireClient
 

@@ -7,11 +7,10 @@ import time
 from contextlib import ExitStack, closing
 from pathlib import Path
 
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Reload, Reloaded
+from hearth.daemon.door.keys import add_client, make_server_keys, remove_client
 from hearth_client.keys import client_keys
-
-from daemon.control.client import ask
-from daemon.control.messages import Reload, Reloaded
-from daemon.door.keys import add_client, make_server_keys, remove_client
 from tests.system.faults.raw_peer import connected_peer, has_ended
 from tests.system.faults.trial import Trial, seconds_since
 from tests.system.faults.wire_client import WireClient

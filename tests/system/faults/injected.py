@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.device.device import Stream
-from runtime.errors import HearthError
-from runtime.executor.engine import Engine
-from runtime.executor.engine_executor import EngineExecutor
-from runtime.text import Tokenizer
+from hearth.runtime.device.device import Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Engine
+from hearth.runtime.executor.engine_executor import EngineExecutor
+from hearth.runtime.text import Tokenizer
 
 VARIABLE = "BENCH_FAULTS"
 

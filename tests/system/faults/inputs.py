@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from bench.child_process import family_usage
+from hearth.bench.child_process import family_usage
 from tests.system.faults.raw_peer import (
     connected_peer,
     connection,

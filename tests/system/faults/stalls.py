@@ -4,13 +4,13 @@ import time
 
 import uvloop
 
-from bench.arrivals.clients import Seen, open_loop
-from bench.arrivals.figures import ArrivalFigures, Load, arrival_figures, calls_of, checked
-from bench.arrivals.ideal import Workload, first_come
-from bench.arrivals.run import PLACES, executor_report, executor_since
-from bench.toy_daemon import NO_REUSE
-from daemon.own_daemon import OwnDaemon
-from runtime.text import Tokenizer
+from hearth.bench.arrivals.clients import Seen, open_loop
+from hearth.bench.arrivals.figures import ArrivalFigures, Load, arrival_figures, calls_of, checked
+from hearth.bench.arrivals.ideal import Workload, first_come
+from hearth.bench.arrivals.run import PLACES, executor_report, executor_since
+from hearth.bench.toy_daemon import NO_REUSE
+from hearth.daemon.own_daemon import OwnDaemon
+from hearth.runtime.text import Tokenizer
 from tests.system.faults.trial import NotRunError, Trial, most
 
 _RATE, _SECONDS, _CLIENTS = 6.0, 20.0, 8

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export import ExportOptions, export_model
-from runtime.image_processing.headers import read_header
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.image_processing.headers import read_header
 from tests.bench.running import run
 from tests.system.faults.bad_pictures import _bad_pictures
 from tests.system.faults.command import faults

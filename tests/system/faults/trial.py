@@ -9,10 +9,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.toy_daemon import simulated_flags
-from daemon.own_daemon import OwnDaemon, own_daemon
-from daemon.shipped import vision_engine_folder
-from runtime.errors import HearthError
+from hearth.bench.toy_daemon import simulated_flags
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.daemon.shipped import vision_engine_folder
+from hearth.runtime.errors import HearthError
 from tests.system.faults.injected import VARIABLE
 from tests.system.faults.wire_client import WireClient
 
@@ -168,7 +168,7 @@ class Trial:
     def same_tokens(self, client: WireClient, request_id: str, reference: str) -> None:
         """Two replies have to be alike; on a real engine they may part at a near-tie."""
         # Loads the runtime, which no refusal of a wrong command line has to wait for.
-        from bench.spec.contest import NEAR_TIE, divergence  # noqa: PLC0415 - said above
+        from hearth.bench.spec.contest import NEAR_TIE, divergence  # noqa: PLC0415 - said above
 
         parted = divergence(0, client.tokens(request_id), client.tokens(reference))
         gap = 0.0 if parted is None else parted.gap

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bench.vision.photographs import SIZES, Size, photograph, renamed
-from daemon.cli.errors import Failure
-from daemon.control.client import ask
-from daemon.control.messages import Trace, TraceReport
-from daemon.own_daemon import OwnDaemon
+from hearth.bench.vision.photographs import SIZES, Size, photograph, renamed
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Trace, TraceReport
+from hearth.daemon.own_daemon import OwnDaemon
 from tests.system.faults.trial import Trial, most, seconds_since
 from tests.system.faults.wire_client import PATIENCE_S
 

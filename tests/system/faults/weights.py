@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.random_model import QUICK_SHAPE, write_random_model
-from daemon.own_daemon import OwnDaemon, own_daemon
+from hearth.bench.random_model import QUICK_SHAPE, write_random_model
+from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from tests.system.faults.trial import NotRunError, Trial, most, seconds_since
 from tests.system.faults.wire_client import WireClient
 
@@ -113,9 +113,9 @@ def _replies(client: WireClient) -> list[list[int]]:
 @contextmanager
 def _two_models() -> Iterator[Files]:
     """Two random models in files for one engine; raises NotRunError where none can be served."""
-    from runtime.errors import HearthError  # noqa: PLC0415 - export loads much
-    from runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
-    from runtime.export.weights_export import export_weights  # noqa: PLC0415 - likewise
+    from hearth.runtime.errors import HearthError  # noqa: PLC0415 - export loads much
+    from hearth.runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
+    from hearth.runtime.export.weights_export import export_weights  # noqa: PLC0415 - likewise
 
     with tempfile.TemporaryDirectory(prefix="hearth-weights-") as name:
         folder = Path(name)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import zmq
-from hearth_client.keys import ClientKeys, secure
 
-from daemon.cli.errors import Failure
-from runtime.request import RowToken, TopLogprob
+from hearth.daemon.cli.errors import Failure
+from hearth.runtime.request import RowToken, TopLogprob
+from hearth_client.keys import ClientKeys, secure
 
 PATIENCE_S = 60.0
 """Seconds to wait for what has to come, before a row counts as not survived."""

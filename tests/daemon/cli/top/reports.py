@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.control.messages import TopReport
-from daemon.door.overview import OpenClient, RunningRequest
+from hearth.daemon.control.messages import TopReport
+from hearth.daemon.door.overview import OpenClient, RunningRequest
 from tests.daemon.observe.tracing.records import record
 
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from daemon.cli.top.board import SORTS, Board, Sort, ordered, pressed
-from daemon.control.messages import CancelRequest
+from hearth.daemon.cli.top.board import SORTS, Board, Sort, ordered, pressed
+from hearth.daemon.control.messages import CancelRequest
 from tests.daemon.cli.top.reports import report
 
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from daemon.cli.top import command as module
-from daemon.control.messages import Cancelled, CancelRequest, Top
-from runtime.errors import HearthError
+from hearth.daemon.cli.top import command as module
+from hearth.daemon.control.messages import Cancelled, CancelRequest, Top
+from hearth.runtime.errors import HearthError
 from tests.daemon.cli.top.reports import report
 
 

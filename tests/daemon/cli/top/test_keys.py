@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from daemon.cli.top.command import key_presses, keys_of
+from hearth.daemon.cli.top.command import key_presses, keys_of
 
 
 @pytest.fixture

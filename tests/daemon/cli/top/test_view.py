@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from daemon.cli.top.board import Board
-from daemon.cli.top.view import KEYS, Rates, rates, view
-from daemon.control.messages import TopReport
-from daemon.door.overview import OpenClient
+from hearth.daemon.cli.top.board import Board
+from hearth.daemon.cli.top.view import KEYS, Rates, rates, view
+from hearth.daemon.control.messages import TopReport
+from hearth.daemon.door.overview import OpenClient
 from tests.daemon.cli.top.reports import report, running
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.messages import SchedulerReport
-from actors.settings import PolicySettings
-from actors.supervisor_messages import ExecutorMetrics
-from daemon.door.finished import FinishedRequest
-from daemon.door.settings import DoorSettings
-from daemon.observe.metrics.collector import Look
-from daemon.observe.metrics.registry import DaemonMetrics
-from daemon.observe.observers import metrics_info
-from runtime.executor.graph_cache import GraphCounters
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.step_times import StageMetrics
-from runtime.kv_cache.prefix_cache import PrefixMetrics
-from runtime.runner.image_merge import MultimodalMetrics
-from runtime.speculation.policy import EagleGenerationMetrics
+from hearth.actors.messages import SchedulerReport
+from hearth.actors.settings import PolicySettings
+from hearth.actors.supervisor_messages import ExecutorMetrics
+from hearth.daemon.door.finished import FinishedRequest
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.registry import DaemonMetrics
+from hearth.daemon.observe.observers import metrics_info
+from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.step_times import StageMetrics
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
+from hearth.runtime.runner.image_merge import MultimodalMetrics
+from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 EXECUTOR = ExecutorMetrics(
     StageMetrics(2, 40, 0.5),

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 from anyio.pytest_plugin import FreePortFactory
 from click.testing import CliRunner
-from hearth_client import Client, DeadlineExceeded, PromptTooLong
 
-from daemon.cli import cli
-from daemon.own_daemon import own_daemon
+from hearth.daemon.cli import cli
+from hearth.daemon.own_daemon import own_daemon
+from hearth_client import Client, DeadlineExceeded, PromptTooLong
 from tests.daemon.door.harness import greet, hear, raw_client, say, until
 from tests.daemon.observe.metrics.prometheus import MONITORING, scraping, tool
 

@@ -7,9 +7,9 @@ from random import Random
 import anyio
 import pytest
 
-from daemon.connections import listen_on_port
-from daemon.observe.metrics import endpoint as module
-from daemon.observe.metrics.endpoint import (
+from hearth.daemon.connections import listen_on_port
+from hearth.daemon.observe.metrics import endpoint as module
+from hearth.daemon.observe.metrics.endpoint import (
     CONNECTIONS,
     HEAD_BYTES,
     OPENMETRICS,
@@ -20,7 +20,7 @@ from daemon.observe.metrics.endpoint import (
     open_endpoints,
     refusal_of,
 )
-from runtime.errors import HearthError
+from hearth.runtime.errors import HearthError
 
 
 async def page(form: Form) -> Exposition:

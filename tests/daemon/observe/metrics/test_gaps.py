@@ -1,5 +1,5 @@
-from actors.messages import Deltas, RowDelta
-from daemon.observe.metrics.registry import TokenGaps
+from hearth.actors.messages import Deltas, RowDelta
+from hearth.daemon.observe.metrics.registry import TokenGaps
 
 
 def rows(*rids: int, ending: int = -1) -> list[RowDelta]:

@@ -5,11 +5,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from daemon.life import STATES
-from daemon.observe.metrics.collector import Look
-from daemon.observe.metrics.endpoint import OPENMETRICS, Form
-from runtime.errors import CODES
-from runtime.packages import VERSION
+from hearth.daemon.life import STATES
+from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.endpoint import OPENMETRICS, Form
+from hearth.runtime.errors import CODES
+from hearth.runtime.packages import VERSION
 from tests.daemon.observe.metrics.looks import EXECUTOR, LOOK, ended, metrics
 
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"

@@ -1,9 +1,9 @@
 import pytest
-from hearth_client.protocol import ImageUsage
 
-from daemon.observe.metrics.registry import DaemonMetrics
-from daemon.observe.metrics.requests import SECONDS, TOKEN_SECONDS
-from runtime.errors import CODES
+from hearth.daemon.observe.metrics.registry import DaemonMetrics
+from hearth.daemon.observe.metrics.requests import SECONDS, TOKEN_SECONDS
+from hearth.runtime.errors import CODES
+from hearth_client.protocol import ImageUsage
 from tests.daemon.observe.metrics.looks import ended, metrics
 
 

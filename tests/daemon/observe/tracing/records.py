@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from daemon.door.finished import FinishedRequest
+from hearth.daemon.door.finished import FinishedRequest
 
 
 def record(number: int = 1, **fields: Any) -> FinishedRequest:

@@ -3,10 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from daemon.control.messages import Trace
-from daemon.observe.tracing.overview import LIMIT, History
-from runtime.errors import HearthError
-from runtime.request import RequestOptions
+from hearth.daemon.control.messages import Trace
+from hearth.daemon.observe.tracing.overview import LIMIT, History
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions
 from tests.daemon.observe.tracing.records import record
 
 

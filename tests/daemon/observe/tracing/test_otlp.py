@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from daemon.exit_codes import CONFIGURATION, exit_code
-from daemon.observe.tracing.otlp import open_spans
-from runtime.errors import HearthError
+from hearth.daemon.exit_codes import CONFIGURATION, exit_code
+from hearth.daemon.observe.tracing.otlp import open_spans
+from hearth.runtime.errors import HearthError
 
 
 def test_without_the_extra_the_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

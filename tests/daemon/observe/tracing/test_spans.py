@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from hearth_client.protocol import ImageUsage
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -17,9 +16,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from structlog.testing import capture_logs
 
-from daemon.observe.tracing.otlp import open_spans
-from daemon.observe.tracing.spans import Spans
-from runtime.request import RequestOptions
+from hearth.daemon.observe.tracing.otlp import open_spans
+from hearth.daemon.observe.tracing.spans import Spans
+from hearth.runtime.request import RequestOptions
+from hearth_client.protocol import ImageUsage
 from tests.daemon.observe.tracing.records import record
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.open import open_device
-from runtime.errors import HearthError
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.open import open_device
+from hearth.runtime.errors import HearthError
 
 
 def test_the_cpu_is_never_ahead_of_the_host() -> None:

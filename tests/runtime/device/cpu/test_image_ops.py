@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.device.cpu.ops import CpuImageOps
-from runtime.errors import HearthError
-from runtime.image_processing.positions import RowPositions
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.ops import CpuImageOps
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.positions import RowPositions
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.image_buffers import PAIRS, ROW_POSITIONS, SLOTS, rotary_tables
 
 

@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.cpu.ops import CpuStepOps
-from runtime.device.device import StepBuffers
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.ops import CpuStepOps
+from hearth.runtime.device.device import StepBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device import tree_reference
 
 OPS = CpuStepOps()

@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, Seat
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
-from runtime.errors import HearthError
-from runtime.request import RequestOptions, RowRequest
-from runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import Arrangement, Seat
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.arrangements import arrangements, keep
 
 VOCAB = 40

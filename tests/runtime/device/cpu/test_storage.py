@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from runtime.batch import RowMove
-from runtime.device.cpu.ops import CpuCacheStorage
-from runtime.errors import HearthError
-from runtime.reference.ops import PageCopy
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import RowMove
+from hearth.runtime.device.cpu.ops import CpuCacheStorage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.tensor import Tensor
 
 FLOAT = np.dtype(np.float32)
 ROWS, HEADS, SLOTS, DIM = 3, 2, 6, 4

@@ -3,9 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.cpu.cpu_device import CpuDevice
-from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
+from hearth.runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device import tree_reference
 from tests.runtime.device.tree_reference import PlainProposal
 

@@ -2,8 +2,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.errors import HearthError
 
 
 @pytest.fixture(scope="session")

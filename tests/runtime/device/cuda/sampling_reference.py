@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.batch import Sample, log_normaliser
-from runtime.sampling.ranking import leading
-from runtime.sampling.row_sampler import ScoreAdjustment, UniformSource, draw, tempered
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.sampling.batch import Sample, log_normaliser
+from hearth.runtime.sampling.ranking import leading
+from hearth.runtime.sampling.row_sampler import ScoreAdjustment, UniformSource, draw, tempered
 
 NEAR = 1e-6
 

@@ -5,10 +5,10 @@ import sys
 import numpy as np
 from msgspec import structs
 
-from runtime.batch import Arrangement, RowMove
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.runtime.arrangements import keep
 from tests.runtime.device import image_buffers
 from tests.runtime.device.cuda import tree_buffers

@@ -3,8 +3,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.executor.simulated_engine import simulated_config
 from tests.runtime.caches.arranged_rows import House, live
 
 pytestmark = pytest.mark.gpu

@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import ChainBuffers, StepBuffers, TreeBuffers
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.tree_ops import CpuTreeOps
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.device import ChainBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.tree_buffers import (
     FLOAT,
     HALF,

@@ -3,12 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.device.cuda.compiler import (
-    KernelCompiler,
-    kernel_source,
-    load_compiler_api,
-)
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
+from hearth.runtime.errors import HearthError
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 ARCHITECTURES = ["sm_87", "sm_120", "sm_90", "sm_110"]
@@ -101,7 +97,7 @@ def test_a_missing_compiler_is_that_of_the_bindings(
         raise RuntimeError("libnvrtc cannot be loaded")
 
     monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
-    monkeypatch.setattr("runtime.device.cuda.compiler.version", lambda _: bindings)
+    monkeypatch.setattr("hearth.runtime.device.cuda.compiler.version", lambda _: bindings)
     with pytest.raises(HearthError, match=rf"pip install 'cuda-bindings=={cuda}\.\*'"):
         load_compiler_api()
 

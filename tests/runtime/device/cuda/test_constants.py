@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.device.cuda import cuda_device
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.memory import host_array
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda import cuda_device
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.memory import host_array
+from hearth.runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 

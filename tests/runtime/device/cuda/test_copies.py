@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
 
 pytestmark = pytest.mark.gpu
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.disk_tier import DiskTier
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.kv_cache.page_loads import PageLoads, Worth
-from runtime.kv_cache.page_pool import PagePool
-from runtime.kv_cache.pages import Match, Place, Rooms, Save
-from runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.disk_tier import DiskTier
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.kv_cache.page_loads import PageLoads, Worth
+from hearth.runtime.kv_cache.page_pool import PagePool
+from hearth.runtime.kv_cache.pages import Match, Place, Rooms, Save
+from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
 from tests.runtime.kv_cache.spills import files, pages
 
 pytestmark = pytest.mark.gpu

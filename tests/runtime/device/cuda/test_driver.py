@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.driver import CudaDriver, error_code
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.driver import CudaDriver, error_code
+from hearth.runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 
@@ -90,8 +90,8 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 def test_nothing_else_of_the_runtime_needs_cuda() -> None:
     code = (
-        "import sys; sys.modules['cuda'] = None; import runtime.device.device, "
-        "runtime.device.cuda.cuda_device as c\n"
+        "import sys; sys.modules['cuda'] = None; import hearth.runtime.device.device, "
+        "hearth.runtime.device.cuda.cuda_device as c\n"
         "try: c.open_cuda_device()\n"
         "except c.HearthError as error: print(error.code, 'cuda-bindings==13' in error.message)"
     )

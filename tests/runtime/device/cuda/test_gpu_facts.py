@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.gpu_facts import GpuFacts, largest_cluster
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts, largest_cluster
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 SHARED = 232_448

@@ -4,11 +4,11 @@ import sys
 import numpy as np
 import pytest
 
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaEvent
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.stream import CudaEvent
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 
 pytestmark = pytest.mark.gpu
 INT64 = np.dtype(np.int64)
@@ -100,8 +100,8 @@ def test_there_is_no_gpu_99() -> None:
 
 STICKY = """
 import ctypes
-from runtime.device.cuda.cuda_device import open_cuda_device
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.cuda_device import open_cuda_device
+from hearth.runtime.errors import HearthError
 import numpy as np
 gpu = open_cuda_device()
 tensor = gpu.zeros("start", (4,), np.dtype(np.int64))

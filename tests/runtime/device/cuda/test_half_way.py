@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda import cuda_device
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.graph import GraphCapture
-from runtime.device.device import Device, Stream
-from runtime.errors import HearthError
-from runtime.executor import engine_executor
-from runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
-from runtime.executor.simulated_engine import simulated_config
-from runtime.generation.deployment import DeploymentConfig
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RequestOptions, RowRequest
-from runtime.tensors.registry import TensorRegistry
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda import cuda_device
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.graph import GraphCapture
+from hearth.runtime.device.device import Device, Stream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor import engine_executor
+from hearth.runtime.executor.engine import Binding, CapturedRun, EngineOptions, IOTensor
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.tensors.registry import TensorRegistry
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.fake_driver import CUresult
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 from tests.runtime.device.cuda.test_tree_launches import NoCompiler

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from runtime.errors import HearthError
-from runtime.image_processing.positions import PLAIN, RowPositions
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.positions import PLAIN, RowPositions
 from tests.runtime.device.cuda.test_tree_launches import Queue
 from tests.runtime.device.image_buffers import PAIRS, ROW_POSITIONS, SLOTS, rotary_tables
 

@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cpu.ops import CpuImageOps
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.ops import CpuImageOps
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.image_buffers import ROW_POSITIONS, ROWS, rotary_tables
 
 pytestmark = pytest.mark.gpu

@@ -5,20 +5,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.batch import RowMove
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import RotaryArguments
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.element_types import copy_unit, float_type, index_type
-from runtime.device.cuda.launch import KernelLaunch, Launch, Launcher, pack_arguments
-from runtime.device.cuda.ops import FeedArguments, LengthsArguments
-from runtime.device.cuda.sample_ring import RESULT
-from runtime.device.cuda.sampler import RECORDED_SLOTS, BatchArguments
-from runtime.device.cuda.storage import MOVES, Moves, PathArguments, RowsArguments, queue_moves
-from runtime.device.cuda.stream import CudaStream
-from runtime.device.cuda.tree_ops import FinishArguments, NodesArguments, ProposalArguments
-from runtime.device.cuda.walks import WalkArguments
-from runtime.device.cuda.wide_draws import (
+from hearth.runtime.batch import RowMove
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import RotaryArguments
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.element_types import copy_unit, float_type, index_type
+from hearth.runtime.device.cuda.launch import KernelLaunch, Launch, Launcher, pack_arguments
+from hearth.runtime.device.cuda.ops import FeedArguments, LengthsArguments
+from hearth.runtime.device.cuda.sample_ring import RESULT
+from hearth.runtime.device.cuda.sampler import RECORDED_SLOTS, BatchArguments
+from hearth.runtime.device.cuda.storage import (
+    MOVES,
+    Moves,
+    PathArguments,
+    RowsArguments,
+    queue_moves,
+)
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.device.cuda.tree_ops import FinishArguments, NodesArguments, ProposalArguments
+from hearth.runtime.device.cuda.walks import WalkArguments
+from hearth.runtime.device.cuda.wide_draws import (
     ROW,
     SPOTS,
     WORK_BYTES,
@@ -26,8 +32,8 @@ from runtime.device.cuda.wide_draws import (
     is_greedy,
     row_settings,
 )
-from runtime.errors import HearthError
-from runtime.request import RequestOptions
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 
@@ -146,7 +152,7 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
 
 
 def test_host_and_device_take_turns_among_as_many_slots_of_recorded_picks() -> None:
-    source = (files("runtime.csrc") / "sampling" / "rows.cuh").read_text()
+    source = (files("hearth.runtime.csrc") / "sampling" / "rows.cuh").read_text()
     assert f"#define SLOTS {RECORDED_SLOTS}\n" in source
 
 

@@ -5,43 +5,47 @@ from typing import Any
 
 import pytest
 
-from runtime.device.cuda.compiler import (
+from hearth.runtime.device.cuda.compiler import (
     KernelAttribute,
     KernelConfig,
     kernel_source,
     load_compiler_api,
 )
-from runtime.device.cuda.cuda_device import RotaryArguments
-from runtime.device.cuda.ops import FeedArguments, FoundArguments, LengthsArguments
-from runtime.device.cuda.sample_ring import RESULT
-from runtime.device.cuda.sampler import BatchArguments, TokenMoves
-from runtime.device.cuda.storage import Moves, PagesArguments, PathArguments, RowsArguments
-from runtime.device.cuda.tree_ops import (
+from hearth.runtime.device.cuda.cuda_device import RotaryArguments
+from hearth.runtime.device.cuda.ops import FeedArguments, FoundArguments, LengthsArguments
+from hearth.runtime.device.cuda.sample_ring import RESULT
+from hearth.runtime.device.cuda.sampler import BatchArguments, TokenMoves
+from hearth.runtime.device.cuda.storage import Moves, PagesArguments, PathArguments, RowsArguments
+from hearth.runtime.device.cuda.tree_ops import (
     ChainArguments,
     FinishArguments,
     NodesArguments,
     ProposalArguments,
 )
-from runtime.device.cuda.walks import WalkArguments
-from runtime.device.cuda.wide_draws import ROW, WideArguments
-from runtime.executor.kernels.adapters import AddedArguments, ShrinkArguments, ShrinkConfig
-from runtime.executor.kernels.attention import AttentionArguments, AttentionConfig, HeadConfig
-from runtime.executor.kernels.draft_step import (
+from hearth.runtime.device.cuda.walks import WalkArguments
+from hearth.runtime.device.cuda.wide_draws import ROW, WideArguments
+from hearth.runtime.executor.kernels.adapters import AddedArguments, ShrinkArguments, ShrinkConfig
+from hearth.runtime.executor.kernels.attention import (
+    AttentionArguments,
+    AttentionConfig,
+    HeadConfig,
+)
+from hearth.runtime.executor.kernels.draft_step import (
     DraftConfig,
     FuseArguments,
     ScoresArguments,
     SelectArguments,
 )
-from runtime.executor.kernels.product_arguments import (
+from hearth.runtime.executor.kernels.product_arguments import (
     Matrix,
     NormArguments,
     NormConfig,
     ProductArguments,
     ProductConfig,
 )
-from runtime.executor.kernels.product_tiles import WideTiles
-from runtime.executor.kernels.products import TiledConfig
-from runtime.executor.kernels.step import StreamArguments, StreamConfig
+from hearth.runtime.executor.kernels.product_tiles import WideTiles
+from hearth.runtime.executor.kernels.products import TiledConfig
+from hearth.runtime.executor.kernels.step import StreamArguments, StreamConfig
 
 pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
 TYPES = ("-DINDEX=long long", "-DUNIT=uint4", "-DHIDDEN=uint4", "-DEACH=1")

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.errors import HearthError
 
 pytestmark = pytest.mark.gpu
 SIZE = 1 << 22

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.memory import Arena, CudaMemory, aligned, host_array
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.memory import Arena, CudaMemory, aligned, host_array
+from hearth.runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 

@@ -4,12 +4,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cpu.ops import CpuStepOps
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.walks import CudaPendingPaths, RoundPace, _PathSlot
-from runtime.device.device import PathShape, StepBuffers
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.ops import CpuStepOps
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.walks import CudaPendingPaths, RoundPace, _PathSlot
+from hearth.runtime.device.device import PathShape, StepBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 
 pytestmark = pytest.mark.gpu
 VOCAB, ROWS, CHUNK = 50, 4, 7

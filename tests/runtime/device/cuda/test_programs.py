@@ -2,10 +2,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from runtime.device.cuda import programs as cuda_programs
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.programs import Programs, WantedKernels
+from hearth.runtime.device.cuda import programs as cuda_programs
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.programs import Programs, WantedKernels
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 
 
@@ -27,7 +27,7 @@ class FakeCompiler:
         return f"{name} {source}".encode()
 
 
-def source_of(name: str, config: Config, package: str = "runtime.csrc") -> str:
+def source_of(name: str, config: Config, package: str = "hearth.runtime.csrc") -> str:
     return f"{name} of {package} with {config.a}"
 
 
@@ -55,7 +55,7 @@ def test_a_kernel_is_compiled_once_for_each_configuration(api: FakeDriver) -> No
         assert made.kernel("gemm/gemv", "narrow", config) == "function"
     assert compiler.compiled == [source_of("gemm/gemv", Config(number)) for number in (1, 2)]
     (loaded, _) = [call for call in api.calls if call[0] == "cuModuleLoadData"]
-    assert loaded[1] == b"gemm/gemv gemm/gemv of runtime.csrc with 1"
+    assert loaded[1] == b"gemm/gemv gemm/gemv of hearth.runtime.csrc with 1"
     made.close()
     assert api.names().count("cuModuleUnload") == 2
 

@@ -1,6 +1,6 @@
 import pytest
 
-from runtime.device.cuda.walks import RoundPace
+from hearth.runtime.device.cuda.walks import RoundPace
 
 
 def test_nothing_is_expected_at_first() -> None:

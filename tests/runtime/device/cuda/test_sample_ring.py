@@ -1,13 +1,13 @@
 import pytest
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing, SampleSlot
-from runtime.device.cuda.stream import CudaStream
-from runtime.errors import HearthError
-from runtime.request import TopLogprob
-from runtime.sampling import Sample
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.sample_ring import CudaPendingSamples, SampleRing, SampleSlot
+from hearth.runtime.device.cuda.stream import CudaStream
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import TopLogprob
+from hearth.runtime.sampling import Sample
 from tests.runtime.device.cuda.fake_driver import CUresult
 from tests.runtime.device.cuda.test_stream import HostDriver
 

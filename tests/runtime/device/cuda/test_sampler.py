@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement, Seat
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.sampler import CudaBatchSampler
-from runtime.device.device import PendingSamples, SamplerBuffers
-from runtime.errors import HearthError
-from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.batch import Sample
+from hearth.runtime.batch import Arrangement, Seat
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.sampler import CudaBatchSampler
+from hearth.runtime.device.device import PendingSamples, SamplerBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.sampling.batch import Sample
 from tests.runtime.arrangements import arrangements, keep
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.batch import RowMove
-from runtime.device.cpu.ops import CpuCacheStorage
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.storage import CudaCacheStorage
-from runtime.errors import HearthError
-from runtime.reference.ops import PageCopy
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import RowMove
+from hearth.runtime.device.cpu.ops import CpuCacheStorage
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.storage import CudaCacheStorage
+from hearth.runtime.errors import HearthError
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.tensors.tensor import Tensor
 
 pytestmark = pytest.mark.gpu
 LAYERS, HEADS, SLOTS = 3, 2, 19

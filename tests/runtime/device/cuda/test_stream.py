@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.graph import GraphCapture
-from runtime.device.cuda.memory import CudaMemory
-from runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
-from runtime.device.cuda.upload import UploadRing
-from runtime.errors import HearthError
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.graph import GraphCapture
+from hearth.runtime.device.cuda.memory import CudaMemory
+from hearth.runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
+from hearth.runtime.device.cuda.upload import UploadRing
+from hearth.runtime.errors import HearthError
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 

@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.batch import Arrangement, RowMove, Seat, Stale
-from runtime.device.cuda.compiler import KernelCompiler
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.storage import check_path
-from runtime.device.cuda.tree_ops import CudaTreeOps
-from runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
-from runtime.errors import HearthError
-from runtime.executor.simulated_engine import simulated_config
-from runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from runtime.reference.ops import PageCopy
-from runtime.request import RequestOptions, RowRequest
+from hearth.runtime.batch import Arrangement, RowMove, Seat, Stale
+from hearth.runtime.device.cuda.compiler import KernelCompiler
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.storage import check_path
+from hearth.runtime.device.cuda.tree_ops import CudaTreeOps
+from hearth.runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.reference.ops import PageCopy
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 from tests.runtime.device.cuda.tree_buffers import (
     FLOAT,

@@ -4,11 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cpu.tree_ops import CpuTreeOps
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.errors import HearthError
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cpu.tree_ops import CpuTreeOps
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.tree_buffers import (
     FLOAT,
     HALF,

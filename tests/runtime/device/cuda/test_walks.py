@@ -6,14 +6,14 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement
-from runtime.device.cpu.ops import CpuBatchSampler
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
-from runtime.errors import HearthError
-from runtime.request import RequestOptions, RowRequest
-from runtime.sampling.batch import Sample
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.batch import Arrangement
+from hearth.runtime.device.cpu.ops import CpuBatchSampler
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
+from hearth.runtime.errors import HearthError
+from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
 pytestmark = pytest.mark.gpu

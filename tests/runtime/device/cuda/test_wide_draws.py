@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.device.cuda import walks, wide_draws
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.request import RequestOptions
-from runtime.sampling import Sample
+from hearth.runtime.device.cuda import walks, wide_draws
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.sampling import Sample
 from tests.runtime.device.cuda import test_walks
 from tests.runtime.device.cuda.sampling_reference import random_params
 from tests.runtime.device.cuda.test_sampler import Bench, random_logits, random_rows, request

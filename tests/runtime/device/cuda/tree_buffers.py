@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.device import ProposalBuffers, StepBuffers, TreeBuffers
+from hearth.runtime.tensors.tensor import Tensor
 
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)

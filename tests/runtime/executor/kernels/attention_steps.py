@@ -8,20 +8,20 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launcher
-from runtime.device.cuda.programs import Programs, WantedKernels
-from runtime.executor.kernels.attention import (
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launcher
+from hearth.runtime.device.cuda.programs import Programs, WantedKernels
+from hearth.runtime.executor.kernels.attention import (
     Attention,
     AttentionPlan,
     AttentionShape,
     plan_nodes,
     units_of,
 )
-from runtime.reference.attention import SPLIT, attended, rotated, seen_slots
-from runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.reference.attention import SPLIT, attended, rotated, seen_slots
+from hearth.runtime.tensors.tensor import numpy_dtype
 from tests.runtime.engine_configs import small_config
 
 Array = NDArray[Any]

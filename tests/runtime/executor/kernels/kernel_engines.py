@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig, RopeConfig
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.executor.engine import Binding, IOTensor
-from runtime.executor.kernels.engine import fixed_shape
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import TensorRegistry, TensorSpec, build_registry_for_llm
-from runtime.tensors.tensor import Tensor
-from runtime.weights.weights_file import EMBEDDING, ModelFacts, WeightEntry, WeightLayout
+from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.executor.kernels.engine import fixed_shape
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import TensorRegistry, TensorSpec, build_registry_for_llm
+from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.weights.weights_file import EMBEDDING, ModelFacts, WeightEntry, WeightLayout
 from tests.runtime.engine_configs import small_config
 
 FACTS = GpuFacts((9, 0), 132, 227 << 10, 228 << 10, 8)

@@ -7,12 +7,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.launch import Launch, Launcher
-from runtime.device.cuda.programs import Programs
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.launch import Launch, Launcher
+from hearth.runtime.device.cuda.programs import Programs
+from hearth.runtime.tensors.tensor import Tensor
 
 TYPES: dict[DType, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),

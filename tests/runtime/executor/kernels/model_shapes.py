@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 
 GPUS = {
     "H200": GpuFacts((9, 0), 132, 232_448, 233_472, 8),

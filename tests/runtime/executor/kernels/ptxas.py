@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daemon.kernel_cache import targets_of
-from runtime.device.cuda.compiler import (
+from hearth.daemon.kernel_cache import targets_of
+from hearth.runtime.device.cuda.compiler import (
     KernelConfig,
     compiler_version,
     kernel_source,
     load_compiler_api,
 )
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.programs import KernelRequest
-from runtime.executor.engine import IOTensor
-from runtime.executor.kernels.engine import compiler_threads, io_tensors_of
-from runtime.executor.kernels.step import DecoderStep, step_shape
-from runtime.tensors.dims import InferenceDims
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.programs import KernelRequest
+from hearth.runtime.executor.engine import IOTensor
+from hearth.runtime.executor.kernels.engine import compiler_threads, io_tensors_of
+from hearth.runtime.executor.kernels.step import DecoderStep, step_shape
+from hearth.runtime.tensors.dims import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
     bindings_of,
     kernels_config,

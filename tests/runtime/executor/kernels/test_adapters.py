@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.executor.kernels.adapters import Adapter
-from runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.config import DType
+from hearth.runtime.executor.kernels.adapters import Adapter
+from hearth.runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 
 pytestmark = pytest.mark.gpu

@@ -3,11 +3,11 @@ from typing import cast
 import pytest
 from msgspec import structs
 
-from runtime.config import Quantization
-from runtime.device.cuda.compiler import config_fields
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.programs import WantedKernels
-from runtime.executor.kernels.attention import (
+from hearth.runtime.config import Quantization
+from hearth.runtime.device.cuda.compiler import config_fields
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.programs import WantedKernels
+from hearth.runtime.executor.kernels.attention import (
     Attention,
     AttentionArguments,
     AttentionPlan,
@@ -15,7 +15,7 @@ from runtime.executor.kernels.attention import (
     plan_attention,
     plan_nodes,
 )
-from runtime.reference.attention import SPAN, SPLIT
+from hearth.runtime.reference.attention import SPAN, SPLIT
 from tests.runtime.engine_configs import small_config
 
 SMALL = AttentionShape(128, 16, 8)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from runtime.device.cuda.programs import Programs
-from runtime.errors import HearthError
-from runtime.executor.kernels.attention import AttentionShape
-from runtime.reference.token_trees import node_depths, pack_mask
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.device.cuda.programs import Programs
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.kernels.attention import AttentionShape
+from hearth.runtime.reference.token_trees import node_depths, pack_mask
 from tests.runtime.executor.kernels.attention_steps import (
     Array,
     Bench,

@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
-from runtime.device.cuda.compiler import load_compiler_api
-from runtime.executor.kernels.attention import (
+from hearth.runtime.device.cuda.compiler import load_compiler_api
+from hearth.runtime.executor.kernels.attention import (
     AttentionConfig,
     AttentionShape,
     HeadConfig,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.executor.kernels.draft_step import PART, DraftPieces, parts_bytes
+from hearth.runtime.config import DType
+from hearth.runtime.executor.kernels.draft_step import PART, DraftPieces, parts_bytes
 from tests.runtime.executor.kernels.lab import EPSILON, TYPES, Lab
 
 pytestmark = pytest.mark.gpu

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.device.cuda.programs import WantedKernels
-from runtime.executor.kernels.draft_step import DraftStep
-from runtime.executor.kernels.engine import io_tensors_of
-from runtime.executor.kernels.step import StepShape
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.registry import TensorSpec, build_registry_for_spec_decode_draft
-from runtime.weights.weights_file import WeightEntry
+from hearth.runtime.device.cuda.programs import WantedKernels
+from hearth.runtime.executor.kernels.draft_step import DraftStep
+from hearth.runtime.executor.kernels.engine import io_tensors_of
+from hearth.runtime.executor.kernels.step import StepShape
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.registry import TensorSpec, build_registry_for_spec_decode_draft
+from hearth.runtime.weights.weights_file import WeightEntry
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
     bindings_of,

@@ -7,26 +7,26 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.device.cuda import programs as cuda_programs
-from runtime.device.cuda.context import CudaContext
-from runtime.device.cuda.cuda_device import CudaDevice
-from runtime.device.cuda.driver import CudaDriver
-from runtime.device.cuda.launch import Launch
-from runtime.device.cuda.programs import WantedKernels
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding
-from runtime.executor.engine_executor import EngineExecutor, check_bindings, check_known
-from runtime.executor.kernels.attention import Attention
-from runtime.executor.kernels.engine import (
+from hearth.runtime.device.cuda import programs as cuda_programs
+from hearth.runtime.device.cuda.context import CudaContext
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.device.cuda.driver import CudaDriver
+from hearth.runtime.device.cuda.launch import Launch
+from hearth.runtime.device.cuda.programs import WantedKernels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.engine_executor import EngineExecutor, check_bindings, check_known
+from hearth.runtime.executor.kernels.attention import Attention
+from hearth.runtime.executor.kernels.engine import (
     KernelsEngine,
     io_tensors_of,
     step_shapes,
     wanted_kernels,
 )
-from runtime.executor.kernels.step import DecoderStep
-from runtime.tensors.dims import InferenceDims
-from runtime.tensors.profiles import build_profiles, prefill_widths
-from runtime.weights.weights_file import write_layout
+from hearth.runtime.executor.kernels.step import DecoderStep
+from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import build_profiles, prefill_widths
+from hearth.runtime.weights.weights_file import write_layout
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 from tests.runtime.device.cuda.test_tree_launches import NoCompiler
 from tests.runtime.executor.kernels.kernel_engines import (

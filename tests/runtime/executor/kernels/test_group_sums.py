@@ -3,10 +3,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from runtime.config import DType
-from runtime.executor.kernels import product_tiles
-from runtime.executor.kernels.product_tiles import SHAPES, GroupTiles
-from runtime.executor.kernels.products import Weight
+from hearth.runtime.config import DType
+from hearth.runtime.executor.kernels import product_tiles
+from hearth.runtime.executor.kernels.product_tiles import SHAPES, GroupTiles
+from hearth.runtime.executor.kernels.products import Weight
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.test_product_sums import EPS, Array, Case
 

@@ -1,6 +1,6 @@
 import pytest
 
-from runtime.executor.kernels.product_tiles import GroupTiles, group_tiles
+from hearth.runtime.executor.kernels.product_tiles import GroupTiles, group_tiles
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS
 from tests.runtime.executor.kernels.test_product_tiles import RESERVED
 

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cuda.compiler import config_fields, load_compiler_api
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.device.cuda.programs import KernelRequest, WantedKernels
-from runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.device.cuda.compiler import config_fields, load_compiler_api
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.device.cuda.programs import KernelRequest, WantedKernels
+from hearth.runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 from tests.runtime.executor.kernels.ptxas import ptxas_log
 

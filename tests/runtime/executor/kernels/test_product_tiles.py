@@ -2,8 +2,8 @@ from functools import partial
 
 import pytest
 
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.executor.kernels.product_tiles import (
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.executor.kernels.product_tiles import (
     COLUMNS,
     EIGHT_BYTES,
     NarrowTiles,

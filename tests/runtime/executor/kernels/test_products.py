@@ -5,13 +5,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cuda.compiler import config_fields
-from runtime.device.cuda.launch import Launch
-from runtime.device.cuda.programs import KernelRequest, WantedKernels
-from runtime.errors import HearthError
-from runtime.executor.kernels.adapters import Adapter
-from runtime.executor.kernels.product_arguments import ProductArguments
-from runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.device.cuda.compiler import config_fields
+from hearth.runtime.device.cuda.launch import Launch
+from hearth.runtime.device.cuda.programs import KernelRequest, WantedKernels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.kernels.adapters import Adapter
+from hearth.runtime.executor.kernels.product_arguments import ProductArguments
+from hearth.runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS
 
 FLOAT = Form("float16")

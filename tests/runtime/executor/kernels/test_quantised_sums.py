@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from runtime.config import DType
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.executor.kernels.products import Form, Products, Weight
-from runtime.reference import gemm
-from runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, widen
+from hearth.runtime.config import DType
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.reference import gemm
+from hearth.runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, widen
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.model_shapes import GPUS
 from tests.runtime.executor.kernels.test_product_sums import EPS, TOKENS, assert_close

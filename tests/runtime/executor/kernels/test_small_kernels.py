@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from runtime.device.cuda.programs import KernelRequest, WantedKernels
-from runtime.executor.kernels.adapters import Adapter
-from runtime.executor.kernels.draft_step import DraftPieces
-from runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.device.cuda.programs import KernelRequest, WantedKernels
+from hearth.runtime.executor.kernels.adapters import Adapter
+from hearth.runtime.executor.kernels.draft_step import DraftPieces
+from hearth.runtime.executor.kernels.products import Form, Products, Weight
 from tests.runtime.executor.kernels.model_shapes import GPUS
 from tests.runtime.executor.kernels.test_product_kernels import compiled, known
 

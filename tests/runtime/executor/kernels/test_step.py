@@ -4,17 +4,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.device.cuda.launch import Launch
-from runtime.device.cuda.programs import WantedKernels
-from runtime.errors import HearthError
-from runtime.executor.engine import Binding, IOTensor
-from runtime.executor.kernels import step as module
-from runtime.executor.kernels.engine import io_tensors_of
-from runtime.executor.kernels.products import Form
-from runtime.executor.kernels.step import DecoderStep, StepShape, StreamArguments
-from runtime.executor.kernels.weight_forms import bound_weight, weight_forms
-from runtime.tensors.dims import InferenceDims
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.launch import Launch
+from hearth.runtime.device.cuda.programs import WantedKernels
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.executor.kernels import step as module
+from hearth.runtime.executor.kernels.engine import io_tensors_of
+from hearth.runtime.executor.kernels.products import Form
+from hearth.runtime.executor.kernels.step import DecoderStep, StepShape, StreamArguments
+from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
+from hearth.runtime.tensors.dims import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
     bindings_of,

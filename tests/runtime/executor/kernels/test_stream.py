@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
-from runtime.device.cuda.programs import WantedKernels
-from runtime.executor.kernels.step import ResidualStream, StreamArguments, StreamConfig
+from hearth.runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
+from hearth.runtime.device.cuda.programs import WantedKernels
+from hearth.runtime.executor.kernels.step import ResidualStream, StreamArguments, StreamConfig
 
 
 def test_a_thread_takes_eight_elements() -> None:

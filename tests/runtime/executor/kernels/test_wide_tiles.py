@@ -1,7 +1,7 @@
 import pytest
 
-from runtime.device.cuda.gpu_facts import GpuFacts
-from runtime.executor.kernels.product_tiles import wide_tiles
+from hearth.runtime.device.cuda.gpu_facts import GpuFacts
+from hearth.runtime.executor.kernels.product_tiles import wide_tiles
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS
 from tests.runtime.executor.kernels.test_product_tiles import RESERVED, layer
 

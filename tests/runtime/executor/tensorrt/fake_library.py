@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.device.device import Stream
-from runtime.executor.engine import Binding
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.device.device import Stream
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.tensors.tensor import Tensor
 
 FLOAT = np.dtype(np.float32)
 OFFSET = 10.0

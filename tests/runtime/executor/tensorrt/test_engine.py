@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.config import FileRecord, LLMEngineRunnerConfig
-from runtime.device.device import HostStream, Stream
-from runtime.engine_folder import PLAN_FILE
-from runtime.errors import HearthError
-from runtime.executor.tensorrt.engine import TensorRTEngine, load_plan, record_graph
-from runtime.executor.tensorrt.library import make_log
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.config import FileRecord, LLMEngineRunnerConfig
+from hearth.runtime.device.device import HostStream, Stream
+from hearth.runtime.engine_folder import PLAN_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.tensorrt.engine import TensorRTEngine, load_plan, record_graph
+from hearth.runtime.executor.tensorrt.library import make_log
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import PLAN, small_config
 from tests.runtime.executor.tensorrt.fake_library import (
     STREAM,

@@ -5,8 +5,8 @@ from typing import Literal
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.executor.tensorrt.library import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.tensorrt.library import (
     MODULES,
     has_old_memory_api,
     load_library,

@@ -1,8 +1,8 @@
 import pytest
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.executor.tensorrt.manifest import check_plan
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.tensorrt.manifest import check_plan
 from tests.runtime.engine_configs import PLAN, small_config
 
 CONFIG = structs.replace(small_config(), backend="tensorrt", plan=PLAN)

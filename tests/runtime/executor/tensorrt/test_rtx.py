@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from runtime.executor.tensorrt.engine import RuntimeCache, TensorRTEngine
-from runtime.executor.tensorrt.library import make_log
-from runtime.tensors.tensor import Tensor
+from hearth.runtime.executor.tensorrt.engine import RuntimeCache, TensorRTEngine
+from hearth.runtime.executor.tensorrt.library import make_log
+from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import PLAN
 from tests.runtime.executor.tensorrt.fake_library import STREAM, RtxEngine, fake_library, step
 from tests.runtime.executor.tensorrt.test_engine import record

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.export import DraftOptions, ExportOptions, engine_files, export, export_model
-from runtime.export.options import Dialect, TargetType
-from runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.export import DraftOptions, ExportOptions, engine_files, export, export_model
+from hearth.runtime.export.options import Dialect, TargetType
+from hearth.runtime.export.tensorrt.options import PlanOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.export.tensorrt import builder
+from hearth.runtime.export.tensorrt import builder
 from tests.runtime.export.tensorrt.fake_builder import FakeBuilder, Layer
 
 Events = list[dict[str, Any]]

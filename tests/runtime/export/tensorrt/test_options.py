@@ -1,7 +1,7 @@
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export.tensorrt.options import (
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.tensorrt.options import (
     Feature,
     PlanOptions,
     check_plan_options,

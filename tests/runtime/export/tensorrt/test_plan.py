@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig
-from runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
-from runtime.errors import HearthError
-from runtime.export.draft_config import DraftOptions
-from runtime.export.tensorrt import plan
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.plan import (
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.draft_config import DraftOptions
+from hearth.runtime.export.tensorrt import plan
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.tensorrt.plan import (
     NoAttentionKernelError,
     build_or_fall_back,
     graph_digest,

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_folder
-from runtime.errors import HearthError
-from runtime.export import export_model
-from runtime.export.options import Dialect, TargetType
-from runtime.export.tensorrt import plan
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.tensorrt.plan import run_builder
-from runtime.tensors.profiles import build_profiles
-from runtime.tensors.registry import (
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import export_model
+from hearth.runtime.export.options import Dialect, TargetType
+from hearth.runtime.export.tensorrt import plan
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.tensorrt.plan import run_builder
+from hearth.runtime.tensors.profiles import build_profiles
+from hearth.runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,
 )
-from runtime.tensors.tensor import numpy_dtype
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.export.tensorrt.graphs import WIDE, graph_options, small_draft
@@ -109,7 +109,7 @@ def test_inputs_of_adapters_are_those_of_the_registry(
     tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     target, draft = tmp_path / "engine", small_draft("qwen3", tmp_path)
     options = graph_options(dialect, "float16", draft, max_lora_rank=8)
@@ -142,7 +142,7 @@ def test_weights_that_are_bound_are_those_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     target = tmp_path / "engine"
     options = graph_options("native", "float16", external_weights=True)
@@ -169,7 +169,7 @@ def test_the_text_of_models_that_take_images_is_built(
     dtype: TargetType,
 ) -> None:  # fmt: skip
     """Their towers are built elsewhere; what takes trees and features here takes adapters too."""
-    monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
+    monkeypatch.setattr("hearth.runtime.export.export.write_vision", lambda *_: None)
     source, target = write_vision_model(tmp_path / "m", family), tmp_path / "engine"
     draft = small_draft(source, tmp_path) if family == "qwen3_vl" else None
     options = graph_options(dialect, dtype, draft, max_lora_rank=8 if draft else 0)
@@ -185,8 +185,8 @@ def test_profiles_have_tables_and_features_of_every_row(
     tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.export.write_vision", lambda *_: None)
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.export.write_vision", lambda *_: None)
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     source, target = write_vision_model(tmp_path / "m", "qwen3_vl"), tmp_path / "engine"
     draft = small_draft(source, tmp_path)
@@ -229,7 +229,7 @@ def test_wide_caches_are_built_and_bound_as_they_are_kept(
     assert (config.dtype, config.kv_cache_dtype) == ("float16", "float32")
     assert config.plan is not None
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     target = tmp_path / "drafted"
     draft = small_draft("qwen3", tmp_path)
@@ -245,7 +245,7 @@ def test_bindings_and_profiles_are_those_of_the_registry(
     tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     target = tmp_path / "engine"
     config = export_model(reference_folder("qwen3"), target, graph_options(dialect, "float16"))
@@ -297,7 +297,7 @@ def test_bindings_of_speculation_are_those_of_the_registry(
     tmp_path: Path, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     target = tmp_path / "engine"
     options = graph_options(dialect, "float16", small_draft("llama", tmp_path))

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from runtime.engine_folder import MODEL_FILE
+from hearth.runtime.engine_folder import MODEL_FILE
 from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.export.drafts import compare_draft
 from tests.runtime.export.graph_driver import GraphDriver, run_rows

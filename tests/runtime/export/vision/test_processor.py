@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import HearthError
-from runtime.export.options import ExportOptions
-from runtime.export.vision.tower_model import load_tower
-from runtime.vision_config import ImageRules
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.vision.tower_model import load_tower
+from hearth.runtime.vision_config import ImageRules
 from tests.vision_models import FAMILIES, SPELLINGS, Family, Spelling, write_vision_model
 
 ODD_TILE = {"max_image_size": {"longest_edge": 40}}

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from runtime.engine_folder import MODEL_FILE, PLAN_FILE
-from runtime.executor.engine import IOTensor
-from runtime.executor.engine_executor import check_bindings
-from runtime.executor.tensorrt.library import numpy_dtype_of
-from runtime.export.options import Dialect, ExportOptions, TargetType
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.vision.write import write_vision
-from runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
-from runtime.vision_config import VISION_FOLDER
+from hearth.runtime.engine_folder import MODEL_FILE, PLAN_FILE
+from hearth.runtime.executor.engine import IOTensor
+from hearth.runtime.executor.engine_executor import check_bindings
+from hearth.runtime.executor.tensorrt.library import numpy_dtype_of
+from hearth.runtime.export.options import Dialect, ExportOptions, TargetType
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
+from hearth.runtime.vision_config import VISION_FOLDER
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 rtx = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT-RTX is not installed")
@@ -54,7 +54,7 @@ def test_bindings_and_profiles_are_those_of_the_registry(
     tmp_path: Path, family: Family, dialect: Dialect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr("runtime.export.tensorrt.plan.run_builder",
+    monkeypatch.setattr("hearth.runtime.export.tensorrt.plan.run_builder",
                         lambda _python, job, _progress=None: _inspect(job, seen))  # fmt: skip
     source = write_vision_model(tmp_path / "m", family)
     options = ExportOptions(dialect=dialect, dtype="float16", plan=PLAN)

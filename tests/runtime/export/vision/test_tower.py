@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.export.options import Dialect, ExportOptions
-from runtime.export.vision.write import write_vision
-from runtime.vision.tower_inputs import Segment
-from runtime.vision_config import VISION_FOLDER
+from hearth.runtime.export.options import Dialect, ExportOptions
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.vision.tower_inputs import Segment
+from hearth.runtime.vision_config import VISION_FOLDER
 from tests.references.towers import GRIDS, live_outputs, patches_of, stored_outputs
 from tests.runtime.export.vision.tower_driver import run_tower
 from tests.vision_models import FAMILIES, SPELLINGS, Family, Spelling, write_vision_model

@@ -10,26 +10,26 @@ import pytest
 from msgspec import json, structs
 from numpy.typing import NDArray
 
-from runtime.engine_folder import ANSWER_FILE, MODEL_FILE
-from runtime.errors import HearthError
-from runtime.export.checkpoint import Checkpoint
-from runtime.export.options import ExportOptions, TargetType
-from runtime.export.rounded_weights import RoundedWeights
-from runtime.export.tensorrt.options import PlanOptions
-from runtime.export.vision import write
-from runtime.export.vision.layout import without_model
-from runtime.export.vision.tower_model import load_tower
-from runtime.export.vision.write import reference_outputs, write_vision
-from runtime.tensors.registry import tower_outputs
-from runtime.tower_answer import (
+from hearth.runtime.engine_folder import ANSWER_FILE, MODEL_FILE
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.options import ExportOptions, TargetType
+from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.vision import write
+from hearth.runtime.export.vision.layout import without_model
+from hearth.runtime.export.vision.tower_model import load_tower
+from hearth.runtime.export.vision.write import reference_outputs, write_vision
+from hearth.runtime.tensors.registry import tower_outputs
+from hearth.runtime.tower_answer import (
     MIXES,
     TowerAnswer,
     answer_pictures,
     load_tower_answer,
     mixed,
 )
-from runtime.vision.tower_inputs import Segment, segments_of
-from runtime.vision_config import VISION_FOLDER, VisionConfig
+from hearth.runtime.vision.tower_inputs import Segment, segments_of
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig
 from tests.runtime.export.hugging_face import change_tensors
 from tests.runtime.export.vision.tower_driver import random_patches, run_tower
 from tests.vision_models import FAMILIES, Family, write_vision_model

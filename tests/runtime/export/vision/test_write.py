@@ -9,17 +9,17 @@ import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, verify_folder
-from runtime.errors import HearthError
-from runtime.executor.engine import EngineOptions
-from runtime.executor.engine_executor import check_bindings
-from runtime.executor.onnx_engine import OnnxEngine
-from runtime.export.options import Dialect, ExportOptions
-from runtime.export.vision.tower_model import load_tower
-from runtime.export.vision.write import write_vision
-from runtime.tensors.registry import build_registry_for_tower
-from runtime.tower_answer import answer_pictures
-from runtime.vision_config import VISION_FOLDER, load_vision_config
+from hearth.runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, verify_folder
+from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import check_bindings
+from hearth.runtime.executor.onnx_engine import OnnxEngine
+from hearth.runtime.export.options import Dialect, ExportOptions
+from hearth.runtime.export.vision.tower_model import load_tower
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.tensors.registry import build_registry_for_tower
+from hearth.runtime.tower_answer import answer_pictures
+from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import change_tensors
 from tests.vision_models import FAMILIES, Family, write_vision_model

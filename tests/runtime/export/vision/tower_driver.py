@@ -8,10 +8,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from runtime.engine_folder import MODEL_FILE
-from runtime.tensors.registry import build_registry_for_tower
-from runtime.vision.tower_inputs import Segment, tower_inputs
-from runtime.vision_config import VisionConfig
+from hearth.runtime.engine_folder import MODEL_FILE
+from hearth.runtime.tensors.registry import build_registry_for_tower
+from hearth.runtime.vision.tower_inputs import Segment, tower_inputs
+from hearth.runtime.vision_config import VisionConfig
 
 Array = NDArray[Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from runtime.config import load_config
+from hearth.runtime.config import load_config
 from tests.runtime.generation.schedules.campaign import ALONE, Campaign, Figures, Folders
 from tests.runtime.generation.schedules.home import export_home, settings_of
 

@@ -8,9 +8,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.images import EmbeddedImage
-from runtime.request import RequestOptions, RowRequest, RowToken
-from runtime.sampling import RowSampler
+from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.sampling import RowSampler
 from tests.runtime.generation.schedules.schedule import PlannedRow
 from tests.runtime.generation.schedules.trial import INJECTED, JoiningRuntime, Reply, ViolationError
 

@@ -6,9 +6,9 @@ from random import Random
 
 import msgspec
 
-from runtime.config import load_config
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.config import load_config
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from tests.runtime.generation.schedules.alone import Alone, Verdict, Voice, judge, run_alone
 from tests.runtime.generation.schedules.faults import failing_steps
 from tests.runtime.generation.schedules.home import (

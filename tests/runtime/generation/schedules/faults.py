@@ -7,8 +7,8 @@ from itertools import count
 from typing import Any
 from unittest.mock import patch
 
-from runtime.errors import HearthError
-from runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from tests.runtime.generation.schedules.schedule import Schedule
 from tests.runtime.generation.schedules.trial import INJECTED
 

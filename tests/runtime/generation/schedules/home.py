@@ -11,18 +11,18 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from daemon.shipped import DRAFT, SOURCE
-from daemon.shipped_files import EXAMPLE_HOME
-from runtime.config import LLMEngineRunnerConfig, load_config
-from runtime.device.mapped_tensors import map_tensor
-from runtime.engine_folder import DRAFT_FOLDER
-from runtime.export import DraftOptions, ExportOptions, export_model
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.kv_cache.page_pool import page_bytes
-from runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
-from runtime.request import RequestOptions
-from runtime.text import Tokenizer
-from runtime.weights.external_weight_manager import ExternalWeightManager
+from hearth.daemon.shipped import DRAFT, SOURCE
+from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
+from hearth.runtime.device.mapped_tensors import map_tensor
+from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.export import DraftOptions, ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.kv_cache.page_pool import page_bytes
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 from tests.runtime.generation.schedules.alone import Logits, Voice
 
 CAPACITY = 512
@@ -148,9 +148,11 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
         )
         patches.enter_context(apart)
         if setting.gpu:
-            sizes = patch("runtime.runner.bindings.decode_batches", lambda _: (1, 2, 4, 8))
+            sizes = patch("hearth.runtime.runner.bindings.decode_batches", lambda _: (1, 2, 4, 8))
             patches.enter_context(sizes)
-            patches.enter_context(patch("runtime.tensors.profiles.SMALLEST_BUCKET", CAPACITY))
+            patches.enter_context(
+                patch("hearth.runtime.tensors.profiles.SMALLEST_BUCKET", CAPACITY)
+            )
         runtime = LLMInferenceRuntime.open(folder, options)
     if setting.gpu:
         runtime._device.steps_ahead = 1  # type: ignore[misc] # of the CPU's device

@@ -17,16 +17,16 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from runtime.config import RopeConfig
-from runtime.device.device import Stream
-from runtime.executor.engine import Binding
-from runtime.executor.simulated_engine import SimulatedEngine, simulated_config
-from runtime.image_processing.local_embeddings import LocalEmbeddings
-from runtime.image_processing.positions import row_positions
-from runtime.images import EmbeddedImage, ImageSpan
-from runtime.request import RequestOptions, RowToken
-from runtime.sampling import sample_rows
-from runtime.sampling.row_sampler import RowSampler
+from hearth.runtime.config import RopeConfig
+from hearth.runtime.device.device import Stream
+from hearth.runtime.executor.engine import Binding
+from hearth.runtime.executor.simulated_engine import SimulatedEngine, simulated_config
+from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
+from hearth.runtime.image_processing.positions import row_positions
+from hearth.runtime.images import EmbeddedImage, ImageSpan
+from hearth.runtime.request import RequestOptions, RowToken
+from hearth.runtime.sampling import sample_rows
+from hearth.runtime.sampling.row_sampler import RowSampler
 from tests.runtime.generation.schedules.alone import Voice
 from tests.runtime.generation.schedules.trial import Reply
 

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.batch import Arrangement
-from runtime.generation.runtime import LLMInferenceRuntime
-from runtime.request import RowRequest
+from hearth.runtime.batch import Arrangement
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.request import RowRequest
 from tests.runtime.generation.schedules.trial import ViolationError
 
 

@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import structs
 
-from runtime.errors import HearthError
-from runtime.generation.batch_runtime import StepResult
-from runtime.request import RowRequest, RowToken
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import StepResult
+from hearth.runtime.request import RowRequest, RowToken
 from tests.runtime.generation.schedules.schedule import PlannedRow, Schedule
 
 MOST_BORDERS = 4000
