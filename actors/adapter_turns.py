@@ -3,10 +3,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from hearth.actors.executor_messages import Release, Revoke
-from hearth.actors.house import HeldRow, House, revoke
+from hearth.actors.request_state import RequestState, RequestStatus
+from hearth.actors.running_set import RunningSet, withdraw
 from hearth.actors.settings import PolicySettings, Reloadable
-from hearth.actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.waiting_queue import WaitingQueue
 
 _TIMES_PAID = 4
 """How long a turn lasts at least, in the time that it took until its first token."""
@@ -17,7 +17,7 @@ _PAID_S = 2.0
 class AdapterTurns:
     """Whose adapter is served: rows that run together share one; no clock, no I/O.
 
-    Only rows of that adapter are lined up, and of others none stay in the house. Where requests
+    Only rows of that adapter are lined up, and of others none stay. Where requests
     wait for another, its turn lasts from its first place on for that share of `adapter_turn_s` of
     which places are taken, so that few rows do not keep many waiting; and for long enough to be
     worth the prompts that it had to compute again, up to two seconds. Then its rows give way and
@@ -29,9 +29,9 @@ class AdapterTurns:
     """
 
     def __init__(
-        self, house: House, queue: WaitingQueue, settings: Reloadable[PolicySettings]
+        self, running: RunningSet, queue: WaitingQueue, settings: Reloadable[PolicySettings]
     ) -> None:
-        self._house, self._queue, self._settings = house, queue, settings
+        self._running, self._queue, self._settings = running, queue, settings
         self._ageing_s = settings.current.ageing_s
         self._active = ""
         # When the turn had its first place and its first token.
@@ -47,7 +47,7 @@ class AdapterTurns:
         return len(waiting) > (self._active in waiting)
 
     @property
-    def heads(self) -> list[tuple[float, Entry]]:
+    def heads(self) -> list[tuple[float, RequestState]]:
         """The first request of each client that may join, with its virtual arrival, in order."""
         heads = self._queue.heads
         if not self.others_wait:
@@ -56,8 +56,8 @@ class AdapterTurns:
         return [one for one in heads if one[1].adapter == self._active and one[0] <= before]
 
     @property
-    def next(self) -> Entry | None:
-        """The request whose adapter is served once the house is empty; None where none waits."""
+    def next(self) -> RequestState | None:
+        """The request whose adapter is served once no row is left; None where none waits."""
         if len(self._queue.adapters) <= 1:
             return self._queue.first
         return min(self._ranked(), key=lambda one: one[0])[1]
@@ -68,7 +68,7 @@ class AdapterTurns:
         # Whoever was chosen has a place before another is.
         if self._placed == math.inf or self._settings.current.synchronous or not self.others_wait:
             return math.inf
-        held = [one for one in self._own if one.asked != "cancel"]
+        held = [one for one in self._own if not one.ends]
         if not held:
             return math.inf
         highest, limit = max(one.priority for one in held), self._limit
@@ -78,37 +78,36 @@ class AdapterTurns:
         )
 
     def begin(self) -> None:
-        """The house is empty, and the next adapter is served."""
+        """Serve the next adapter: no row is left."""
         if (first := self.next) is not None:
             self._active = first.adapter
 
-    def placed(self, row: HeldRow, now: float) -> None:
+    def placed(self, row: RequestState, now: float) -> None:
         """A row has a place."""
-        if row.entry.adapter == self._active:
+        if row.adapter == self._active:
             self._placed = min(self._placed, now)
 
-    def begun(self, row: HeldRow, now: float) -> None:
+    def begun(self, row: RequestState, now: float) -> None:
         """A row has its first token."""
-        if row.entry.adapter == self._active:
+        if row.adapter == self._active:
             self._begun = min(self._begun, now)
 
     def emptied(self, now: float) -> None:
-        """The house is empty."""
+        """End the turn: no row is left."""
         self._end(now)
 
-    def tick(self, now: float) -> list[Revoke | Release]:
+    def tick(self, now: float) -> None:
         """Let all rows give way whose turn is over: those of the next are lined up meanwhile."""
         self._late = not self._settings.current.synchronous and now >= self._limit
         if self.due <= now:
             _, first = min(self._rivals(), key=lambda one: one[0])
             self._end(now)
             self._active = first.adapter
+        withdraw(row for row in self._running.scheduled if row.adapter != self._active)
         # One may have got its place just before that.
-        offered = [row for row in self._house.offered if row.entry.adapter != self._active]
-        placed = [row for row in self._house.staying if row.entry.adapter != self._active]
-        for row in placed:
-            row.asked, row.behind = "release", -math.inf
-        return [*revoke(offered), *([Release([row.rid for row in placed])] if placed else [])]
+        for row in [row for row in self._running.staying if row.adapter != self._active]:
+            row.turn(RequestStatus.PREEMPTING)
+            row.behind = -math.inf
 
     def _end(self, now: float) -> None:
         self._ended[self._active] = now
@@ -116,24 +115,24 @@ class AdapterTurns:
         self._late = False
 
     @property
-    def _own(self) -> list[HeldRow]:
-        """The rows of the house that have the adapter whose turn it is."""
-        return [row for row in self._house if row.entry.adapter == self._active]
+    def _own(self) -> list[RequestState]:
+        """The rows that have the adapter whose turn it is."""
+        return [row for row in self._running if row.adapter == self._active]
 
     @property
     def _limit(self) -> float:
         """How long the turn lasts among equals."""
         if self._placed == math.inf:
             return math.inf
-        taken = sum(row.placed is not None for row in self._own) / self._house.places
+        taken = sum(row.has_slot for row in self._own) / self._running.places
         paid = min(_TIMES_PAID * (self._begun - self._placed), _PAID_S)
         return self._placed + max(taken * self._settings.current.adapter_turn_s, paid)
 
-    def _rivals(self) -> Iterator[tuple[float, Entry]]:
+    def _rivals(self) -> Iterator[tuple[float, RequestState]]:
         """The first requests of clients for other adapters, with what ranks these."""
         return (one for one in self._ranked() if one[1].adapter != self._active)
 
-    def _ranked(self) -> Iterator[tuple[float, Entry]]:
+    def _ranked(self) -> Iterator[tuple[float, RequestState]]:
         for arrival, entry in self._queue.heads:
             ahead = entry.priority * self._ageing_s
             ended = self._ended.get(entry.adapter, -math.inf)

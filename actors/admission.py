@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hearth.actors.messages import ExecutorLimits
+from hearth.actors.request_state import RequestState
 from hearth.actors.settings import PolicySettings
-from hearth.actors.waiting_queue import Entry
 from hearth.runtime.errors import Code
 
 
@@ -50,7 +50,7 @@ def within_share(own: int, more: int, waiting: int, limit: int, share: float) ->
 
 
 def queue_refusal(
-    entry: Entry, requests: int, tokens: int, own_tokens: int, settings: PolicySettings
+    entry: RequestState, requests: int, tokens: int, own_tokens: int, settings: PolicySettings
 ) -> Refusal | None:
     """Whether there is room for the request behind those that wait; None when there is.
 
@@ -86,7 +86,7 @@ def queue_refusal(
 
 
 def size_refusal(
-    entry: Entry, settings: PolicySettings, limits: ExecutorLimits | None
+    entry: RequestState, settings: PolicySettings, limits: ExecutorLimits | None
 ) -> Refusal | None:
     """Whether a row of the executor can hold the request; None when it can.
 

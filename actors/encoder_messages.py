@@ -1,6 +1,6 @@
 """What is said to and of the encoder, and to an executor that runs the vision tower."""
 
-from hearth.actors.actor_message import ActorMessage, FromExecutor
+from hearth.actors.actor_message import ActorMessage
 from hearth.actors.image_work import ImageTimes, ImageWork
 from hearth.runtime.images import ImageLayout, Slot
 
@@ -36,7 +36,7 @@ class Patched(ActorMessage, tag="patched"):
 
 
 class Encoded(ActorMessage, tag="encoded"):
-    """The embeddings of a piece of work are in their slot."""
+    """The embeddings of a piece of work are in their slot; `times` has the part of who tells."""
 
     number: int
     times: ImageTimes
@@ -62,26 +62,11 @@ class EncoderLost(ActorMessage, tag="encoder_lost"):
     reason: str
 
 
-class TowerRan(FromExecutor, tag="tower_ran"):
-    """The embeddings of a piece of work are in their slot, after `engine_s` of the tower."""
-
-    number: int
-    engine_s: float
-
-
-class TowerFailed(FromExecutor, tag="tower_failed"):
-    """These pieces of work have no embeddings."""
-
-    numbers: list[int]
-    code: str
-    message: str
-
-
 # --- to an executor ---
 
 
 class RunTower(ActorMessage, tag="run_tower"):
-    """Make embeddings of patches, between two steps; `TowerRan` or `TowerFailed` answers."""
+    """Make embeddings of patches, between two steps; `StepOutput.images` answers."""
 
     number: int
     layout: ImageLayout

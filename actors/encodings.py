@@ -18,20 +18,18 @@ from hearth.actors.encoder_messages import (
     EncoderReady,
     Patched,
     RunTower,
-    TowerFailed,
-    TowerRan,
 )
 from hearth.actors.image_work import ImageTimes, PromptImage
 from hearth.actors.messages import Embedded, RowsFailed
-from hearth.actors.suspects import Suspects
-from hearth.actors.waiting_queue import Entry
+from hearth.actors.quarantine import Quarantine
+from hearth.actors.request_state import RequestState
 from hearth.actors.waiting_room import WaitingRoom
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 
 IN_FLIGHT = 8
 """Pieces of work that are under way at once: some calls of a tower, so that it never waits."""
 
-Told = Patched | Encoded | EncodeFailed | TowerRan | TowerFailed | EncoderReady | EncoderLost
+Told = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
 """What is heard of images."""
 IsOpen = Callable[[int], bool]
 """Whether the request of this number has not ended yet."""
@@ -74,11 +72,11 @@ class Encodings:
     """
 
     def __init__(
-        self, room: WaitingRoom, suspects: Suspects, arenas: ImageArenas | None = None
+        self, room: WaitingRoom, quarantine: Quarantine, arenas: ImageArenas | None = None
     ) -> None:
         self._waiting, self._queue = room.unready, room.queue
-        self._suspects = suspects
-        self._lost: list[Entry] = []
+        self._quarantine = quarantine
+        self._lost: list[RequestState] = []
         self._alone = False
         self._arenas = arenas or ImageArenas(ArenaSlots(0), ArenaSlots(0), 0, 0)
         self._sees = arenas is not None
@@ -97,7 +95,7 @@ class Encodings:
         """Bytes of embeddings that are kept; None where the model sees nothing."""
         return self._store.used if self._sees else None
 
-    def admit(self, entry: Entry, is_open: IsOpen, share: float) -> Refusal | None:
+    def admit(self, entry: RequestState, is_open: IsOpen, share: float) -> Refusal | None:
         """Pin the embeddings of a request's images; why it cannot be done, or None.
 
         No client may have more than its `share` of them; see `within_share`.
@@ -142,10 +140,6 @@ class Encodings:
                 self._finish(number, times)
             case EncodeFailed(number, code, text):
                 return self._fail(number, code, text)
-            case TowerRan(_, number, engine_s):
-                self._finish(number, ImageTimes(engine_s=engine_s))
-            case TowerFailed(_, numbers, code, text):
-                return [one for number in numbers for one in self._fail(number, code, text)]
             case EncoderReady():
                 failed = self._lose("encoder", "encoder_failed", "another one has taken over")
                 self._come("encoder")
@@ -162,7 +156,7 @@ class Encodings:
         """What the executor's tower had is lost."""
         return self._lose("tower", "executor_failed", reason)
 
-    def take_lost(self) -> list[Entry]:
+    def take_lost(self) -> list[RequestState]:
         """Who has failed since with an encoder or executor that died."""
         lost, self._lost = self._lost, []
         return lost
@@ -209,7 +203,7 @@ class Encodings:
                 dropped.append(number)
         return [DropWork(dropped)] if dropped else []
 
-    def _within_share(self, entry: Entry, wanted: dict[bytes, int], share: float) -> bool:
+    def _within_share(self, entry: RequestState, wanted: dict[bytes, int], share: float) -> bool:
         """Whether a client may have these as well; what several requests name counts once."""
         own, others = dict[bytes, int](), dict[bytes, int]()
         for client, pinned in self._pinned.values():
@@ -220,7 +214,7 @@ class Encodings:
         limit = self._arenas.embeddings.size
         return not more or within_share(had, more, taken - more, limit, share)
 
-    def _too_large(self, entry: Entry, wanted: dict[bytes, int]) -> Refusal | None:
+    def _too_large(self, entry: RequestState, wanted: dict[bytes, int]) -> Refusal | None:
         for number, image in enumerate(entry.images):
             layout = image.work.layout
             if layout.tokens < 1 or layout.patches < 1:
@@ -237,10 +231,10 @@ class Encodings:
             "image_cache_bytes",
         )
 
-    def _is_ready(self, entry: Entry) -> bool:
+    def _is_ready(self, entry: RequestState) -> bool:
         return all(self._store.filling(one.work.key) is Filling.READY for one in entry.images)
 
-    def _take(self, entry: Entry) -> Embedded:
+    def _take(self, entry: RequestState) -> Embedded:
         """Take out a request whose embeddings are all there."""
         self._waiting.remove(entry.rid)
         store, missing = self._store, self._missing.pop(entry.rid)
@@ -271,7 +265,7 @@ class Encodings:
             work = image.work
             if self._store.filling(work.key) is not Filling.EMPTY:
                 continue
-            alone = self._suspects.runs_alone(entry)
+            alone = self._quarantine.runs_alone(entry)
             if self._jobs and (alone or self._alone):
                 break
             room = len(self._jobs) < IN_FLIGHT
@@ -284,7 +278,7 @@ class Encodings:
             sent.append(Encode(number, work, patches, self._store.begin(work.key)))
         return sent
 
-    def _unsent(self) -> Iterable[tuple[Entry, PromptImage]]:
+    def _unsent(self) -> Iterable[tuple[RequestState, PromptImage]]:
         """By virtual arrival, of which each other request of a client takes a priority off one."""
         ahead = Counter[int]()
         ranked, arrival = [], self._waiting.virtual_arrival
@@ -320,8 +314,8 @@ class Encodings:
         return job
 
     def _refuse(
-        self, entries: Iterable[Entry], key: bytes, code: str, text: str
-    ) -> list[tuple[Entry, RowsFailed]]:
+        self, entries: Iterable[RequestState], key: bytes, code: str, text: str
+    ) -> list[tuple[RequestState, RowsFailed]]:
         """Fail those of the requests that wait for a key."""
         failed = []
         for entry in entries:
@@ -329,7 +323,7 @@ class Encodings:
             if key in keys:
                 self._waiting.remove(entry.rid)
                 field = f"images[{keys.index(key)}]"
-                failed.append((entry, RowsFailed(0, [entry.rid], code, text, field)))
+                failed.append((entry, RowsFailed([entry.rid], code, text, field)))
         return failed
 
     def _lose(self, where: Literal["encoder", "tower"], code: str, reason: str) -> list[Sent]:

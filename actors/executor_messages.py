@@ -4,47 +4,34 @@ import msgspec
 
 from hearth.actors.actor_message import ActorMessage
 from hearth.actors.encoder_messages import RunTower
-from hearth.actors.messages import Cancel, SetLogLevel, Shutdown
+from hearth.actors.messages import SetLogLevel, Shutdown
 from hearth.runtime.request import RowRequest
 
 
-class Offered(msgspec.Struct, frozen=True, array_like=True):
-    """A row that may take a place; of several that wait the lowest `order` goes first."""
+class Schedule(ActorMessage, tag="schedule"):
+    """All that the scheduler wants of one executor's rows; of two the higher `seq` counts.
 
-    rid: int
-    row: RowRequest
-    order: float
-
-
-class Offer(ActorMessage, tag="offer"):
-    """Give these rows places as soon as some are free, but for those that are revoked before.
-
-    Each of them is answered once: by its end, its failure or its return.
+    `rows` get places in this order as soon as some are free; what they ask is in `new` once, and
+    again where the executor misses it. A row that has no place and is not among them is given up.
+    Those that have places go on, but for the `cancelled`, which are dropped, and the `preempted`,
+    which leave with what they have generated: once they have decoded for as long as their prefill
+    took, or at once where they are `urgent`. The scheduler has heard all outputs up to `heard`.
     """
 
-    rows: list[Offered]
-
-
-class Revoke(ActorMessage, tag="revoke"):
-    """Give these rows back unless they have a place."""
-
-    rids: list[int]
-
-
-class Release(ActorMessage, tag="release"):
-    """Others shall have the places of these rows: give them back, with what they have generated.
-
-    A row first decodes for as long as its prefill took, unless it goes `at_once`.
-    """
-
-    rids: list[int]
-    at_once: bool = False
+    incarnation: int
+    seq: int
+    heard: int
+    rows: list[int] = msgspec.field(default_factory=list)
+    new: dict[int, RowRequest] = msgspec.field(default_factory=dict)
+    preempted: list[int] = msgspec.field(default_factory=list)
+    urgent: list[int] = msgspec.field(default_factory=list)
+    cancelled: list[int] = msgspec.field(default_factory=list)
 
 
 class Unpin(ActorMessage, tag="unpin"):
     """Keep no longer what this client's rows have pinned in the prefix cache: it has gone.
 
-    Its rows have ended before, or their cancels were sent before this.
+    Its rows have ended before, or a `Schedule` before this cancels them.
     """
 
     client: int
@@ -66,19 +53,9 @@ class UnloadAdapter(ActorMessage, tag="unload_adapter"):
 class Retire(ActorMessage, tag="retire"):
     """Another executor takes over: end once the rows that have places have ended.
 
-    No row gets a place any more: those that were offered are given back.
+    No row gets a place any more: those that have none are given up, and its outputs say so.
     """
 
 
-ExecutorMessage = Offer | RunTower
-ExecutorControl = (
-    Cancel
-    | Revoke
-    | Release
-    | LoadAdapter
-    | UnloadAdapter
-    | Unpin
-    | SetLogLevel
-    | Retire
-    | Shutdown
-)
+ExecutorMessage = Schedule | RunTower | Unpin
+ExecutorControl = LoadAdapter | UnloadAdapter | SetLogLevel | Retire | Shutdown

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hearth.actors.encoder_messages import RunTower, TowerFailed, TowerRan
+from hearth.actors.encoder_messages import Encoded, EncodeFailed, RunTower
+from hearth.actors.image_work import ImageTimes
 from hearth.actors.tower_memory import TowerMemory
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
@@ -13,12 +14,10 @@ from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
 class ExecutorTower:
     """Turns slots of shared memory into work for a runtime, and its results into words.
 
-    Without memory there is no tower, and all work is refused. Every piece of work is answered once,
-    under the number of this `incarnation`.
+    Without memory there is no tower, and all work is refused. Every piece of work is answered once.
     """
 
-    def __init__(self, incarnation: int, memory: TowerMemory | None = None) -> None:
-        self._incarnation = incarnation
+    def __init__(self, memory: TowerMemory | None = None) -> None:
         self._given = memory
         self._open: dict[int, RunTower] = {}
 
@@ -28,9 +27,9 @@ class ExecutorTower:
         run(TowerWork(message.number, message.layout, *arrays))
         self._open[message.number] = message
 
-    def ended(self, results: Iterable[TowerResult]) -> list[TowerRan | TowerFailed]:
+    def ended(self, results: Iterable[TowerResult]) -> list[Encoded | EncodeFailed]:
         """What is to be said of pictures that the runtime is done with."""
-        told: list[TowerRan | TowerFailed] = []
+        told: list[Encoded | EncodeFailed] = []
         for number, engine_s, error in results:
             message = self._open[number]
             try:
@@ -38,16 +37,19 @@ class ExecutorTower:
                     raise error
                 self._memory.check(message.patches, message.target)
             except HearthError as failure:
-                told.append(self.failed([number], failure))
+                told += self.failed([number], failure)
             else:
                 del self._open[number]
-                told.append(TowerRan(self._incarnation, number, engine_s))
+                told.append(Encoded(number, ImageTimes(engine_s=engine_s)))
         return told
 
-    def failed(self, numbers: Iterable[int], error: HearthError) -> TowerFailed:
+    def failed(self, numbers: Iterable[int], error: HearthError) -> list[EncodeFailed]:
         """What is to be said of these, which have no embeddings."""
-        numbers = [number for number in numbers if self._open.pop(number, None) is not None]
-        return TowerFailed(self._incarnation, numbers, error.code, error.message)
+        return [
+            EncodeFailed(number, error.code, error.message)
+            for number in numbers
+            if self._open.pop(number, None) is not None
+        ]
 
     @property
     def _memory(self) -> TowerMemory:

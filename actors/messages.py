@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from hearth.actors.actor_message import ActorMessage, FromExecutor
+from hearth.actors.actor_message import ActorMessage
 from hearth.actors.encoder_messages import (
     DropWork,
     Encode,
@@ -19,12 +19,10 @@ from hearth.actors.encoder_messages import (
     EncoderLost,
     EncoderReady,
     Patched,
-    TowerFailed,
-    TowerRan,
 )
 from hearth.actors.image_work import ImageTimes, PromptImage, Visual
 from hearth.actors.settings import Level
-from hearth.runtime.request import FinishReason, RequestOptions, RowToken
+from hearth.runtime.request import FinishReason, RequestOptions, RowRound, RowToken
 
 
 class TurnPart(msgspec.Struct, frozen=True, array_like=True):
@@ -109,56 +107,10 @@ class Cancel(ActorMessage, tag="cancel"):
     rid: int
 
 
-class RequestRound(msgspec.Struct, frozen=True, array_like=True):
-    """What a round of speculation gave one request; see `hearth.runtime.request.RowRound`."""
-
-    rid: int
-    drafted: int
-    accepted: int
-
-
-class RowsPlaced(FromExecutor, tag="rows_placed"):
-    """These rows take part from the next step on."""
-
-    rids: list[int]
-
-
-class Step(FromExecutor, tag="step"):
-    """All tokens of one engine step; `rids[i]` owns `tokens[i]`.
-
-    A round of speculation gives a request several tokens, in order. `ended` is when the step
-    ended in the executor; `placed` marks first tokens, with the time at which each row got its
-    place, and `cached` has how many tokens of such a row came from the prefix cache.
-    """
-
-    rids: list[int]
-    tokens: list[RowToken]
-    ended: float
-    placed: dict[int, float] = {}
-    rounds: list[RequestRound] = []
-    cached: dict[int, int] = {}
-
-    def __post_init__(self) -> None:
-        """Refuse, in a decoder too, tokens that are nobody's."""
-        if len(self.rids) != len(self.tokens):
-            raise ValueError("each token has one request")
-
-
-class RowsEnded(FromExecutor, tag="rows_ended"):
-    """These rows have left; for those that end with a token the tokenizer says it.
-
-    It also says which have `begun`, with their first token since they were placed.
-    """
-
-    rids: list[int]
-    begun: list[int] = []
-
-
-class RowsFailed(FromExecutor, tag="rows_failed"):
+class RowsFailed(ActorMessage, tag="rows_failed"):
     """These requests ended in a failure; `code` is one of `hearth.runtime.errors.CODES`.
 
-    The scheduler says so too, as incarnation 0; where it has no room `ahead` others have to go
-    before there is.
+    Where the scheduler has no room for one `ahead` others have to go before there is.
     """
 
     rids: list[int]
@@ -168,18 +120,49 @@ class RowsFailed(FromExecutor, tag="rows_failed"):
     ahead: int = 0
 
 
-class Continuation(msgspec.Struct, frozen=True, array_like=True):
-    """A row that was released, with all tokens generated so far."""
+class StepOutput(ActorMessage, tag="step_output"):
+    """Changes of the rows of one executor: one a step, and one where rows change without a step.
 
-    rid: int
-    generated: list[int]
+    `number` counts them from 1, and `seq` is the newest `Schedule` that the executor has seen:
+    rows that are not wanted there any more, and had no place, are not here any more either.
 
+    `rids[i]` owns `tokens[i]`, of a step that ended at `ended`; a round of speculation gives a
+    request several tokens, in order, and `rounds` tell of it with the request's number as row.
+    `placed` rows take part from the next step on. `begun` rows have had their first tokens, and got
+    their places at these times; of their prompts `cached` tokens came from the prefix cache.
+    `finished` rows ended with a token of this step; `preempted` ones have left with all that they
+    had generated. `missing` rows are wanted, and their requests have not come. An executor that is
+    `retiring` has given up all rows without places.
+    """
 
-class RowsReturned(FromExecutor, tag="rows_returned"):
-    """Rows that the executor gives back: released ones with their tokens, and unplaced ones."""
+    incarnation: int
+    number: int
+    seq: int
+    rids: list[int] = []
+    tokens: list[RowToken] = []
+    ended: float = 0.0
+    placed: list[int] = []
+    begun: dict[int, float] = {}
+    finished: list[int] = []
+    preempted: dict[int, list[int]] = {}
+    failed: list[RowsFailed] = []
+    missing: list[int] = []
+    images: list[Encoded | EncodeFailed] = []
+    retiring: bool = False
+    rounds: list[RowRound] = []
+    cached: dict[int, int] = {}
 
-    released: list[Continuation] = []
-    unplaced: list[int] = []
+    def __post_init__(self) -> None:
+        """Refuse, in a decoder too, tokens that are nobody's."""
+        if len(self.rids) != len(self.tokens):
+            raise ValueError("each token has one request")
+
+    def without_tokens(self) -> "StepOutput | None":
+        """Return what the scheduler has to know of it; None where tokens are all there is."""
+        changed = self.begun or self.finished or self.failed or self.images
+        if self.tokens and not changed:
+            return None
+        return msgspec.structs.replace(self, rids=[], tokens=[], rounds=[], cached={})
 
 
 class RowsCut(ActorMessage, tag="rows_cut"):
@@ -188,15 +171,23 @@ class RowsCut(ActorMessage, tag="rows_cut"):
     rids: list[int]
 
 
-class ExecutorGone(ActorMessage, tag="executor_gone"):
-    """This incarnation died; say what became of the rows that it was offered, and drop its mail.
+class ExecutorReady(ActorMessage, tag="executor_ready"):
+    """An executor listens at `work`; any earlier one is gone, and what it still says is dropped.
 
-    Those of which the tokenizer has heard come back as failed, with `message`, others as unplaced.
+    It goes by way of the tokenizer, as does `ExecutorLost`, so that it comes behind all that was
+    heard of the earlier one.
     """
 
     incarnation: int
-    offered: list[int]
-    message: str
+    work: str
+    limits: ExecutorLimits
+
+
+class ExecutorLost(ActorMessage, tag="executor_lost"):
+    """The executor died, and what ran there has failed; `blameless` is not what killed it."""
+
+    reason: str
+    blameless: bool = False
 
 
 class ClientGone(ActorMessage, tag="client_gone"):
@@ -212,16 +203,12 @@ TokenizerMessage = (
     Prepare
     | Convert
     | Cancel
-    | RowsPlaced
-    | Step
-    | RowsEnded
+    | StepOutput
     | RowsFailed
-    | RowsReturned
     | RowsCut
-    | ExecutorGone
+    | ExecutorReady
+    | ExecutorLost
     | ClientGone
-    | TowerRan
-    | TowerFailed
 )
 
 # --- to the scheduler ---------------------------------------------------------------------
@@ -239,26 +226,6 @@ class Submit(ActorMessage, tag="submit"):
     images: list[PromptImage] = []
 
 
-class ExecutorReady(ActorMessage, tag="executor_ready"):
-    """An executor listens at `work` and `control`; any earlier one is gone."""
-
-    incarnation: int
-    work: str
-    control: str
-    limits: ExecutorLimits
-
-
-class ExecutorLost(ActorMessage, tag="executor_lost"):
-    """The executor died, and what ran there has failed; `blameless` is not what killed it."""
-
-    reason: str
-    blameless: bool = False
-
-
-class ExecutorRetires(ActorMessage, tag="executor_retires"):
-    """The executor ends with the rows that it has placed; the next one gets what waits."""
-
-
 class AdapterGone(ActorMessage, tag="adapter_gone"):
     """The adapter was removed: who waits for it waits in vain."""
 
@@ -274,27 +241,16 @@ class AskReport(ActorMessage, tag="ask_report"):
 SchedulerMessage = (
     Submit
     | Cancel
-    | RowsPlaced
-    | RowsEnded
-    | RowsFailed
-    | RowsReturned
+    | StepOutput
+    | ExecutorReady
+    | ExecutorLost
     | AskReport
     | ClientGone
     | Patched
     | Encoded
     | EncodeFailed
-    | TowerRan
-    | TowerFailed
 )
-SchedulerControl = (
-    Cancel
-    | AdapterGone
-    | ExecutorReady
-    | ExecutorRetires
-    | ExecutorLost
-    | EncoderReady
-    | EncoderLost
-)
+SchedulerControl = Cancel | AdapterGone | EncoderReady | EncoderLost
 
 # --- to a process of its own --------------------------------------------------------------
 
@@ -326,7 +282,7 @@ class Accepted(ActorMessage, tag="accepted"):
 
 
 class Embedded(ActorMessage, tag="embedded"):
-    """The embeddings of all visuals of a request are there; its row is offered behind this word.
+    """The embeddings of all visuals of a request are there; its row is lined up behind this word.
 
     They are `tokens`; `cached` of the visuals were there before, the others took `times` in all.
     `sizes` are width and height of each in pixels, as the model sees it.
@@ -350,15 +306,15 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class Deltas(ActorMessage, tag="deltas"):
-    """What one engine step means in text, one row a request; see `Step`.
+    """Text of one engine step, one row a request; see `StepOutput`.
 
-    All rows waited `detokenize_s` for it.
+    `begun` there is `placed` here. All rows waited `detokenize_s` for it.
     """
 
     rows: list[RowDelta]
     ended: float
     placed: dict[int, float] = {}
-    rounds: list[RequestRound] = []
+    rounds: list[RowRound] = []
     detokenize_s: float = 0.0
     cached: dict[int, int] = {}
 

@@ -48,7 +48,7 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
         to_tokenizer=Sender(context, addresses.tokenizer, WORK_LIMIT, _FLUSH_S),
         to_supervisor=host.to_supervisor,
         runtime=runtime,
-        tower=_tower(addresses.incarnation, runtime, settings),
+        tower=_tower(runtime, settings),
         ask=_asking(runtime, settings),
     )
 
@@ -119,14 +119,12 @@ def _embeddings(settings: ExecutorSettings) -> ArenaEmbeddings | None:
     return ArenaEmbeddings(arena, load_config(Path(settings.engine)))
 
 
-def _tower(
-    incarnation: int, runtime: LLMInferenceRuntime, settings: ExecutorSettings
-) -> ExecutorTower | None:
+def _tower(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> ExecutorTower | None:
     patches, embeddings = settings.patches, settings.embeddings
     if runtime.tower is None or patches is None or embeddings is None:
         return None
     arenas = (Arena.open(one.descriptor, one.size) for one in (patches, embeddings))
-    return ExecutorTower(incarnation, TowerMemory(runtime.tower.config, *arenas))
+    return ExecutorTower(TowerMemory(runtime.tower.config, *arenas))
 
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:

@@ -16,8 +16,8 @@ from hearth.actors.addresses import (
     TOKENIZER,
     WORK_LIMIT,
 )
-from hearth.actors.encoder_messages import DropWork, Encode, EncoderLost, EncoderReady, RunTower
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Unpin
+from hearth.actors.encoder_messages import DropWork, Encode, EncoderLost, EncoderReady
+from hearth.actors.executor_messages import ExecutorMessage
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
     Accepted,
@@ -28,18 +28,14 @@ from hearth.actors.messages import (
     DoorMessage,
     Embedded,
     EncoderMessage,
-    ExecutorGone,
     ExecutorLost,
     ExecutorReady,
-    ExecutorRetires,
     RowsCut,
-    RowsEnded,
     RowsFailed,
-    RowsPlaced,
-    RowsReturned,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
+    StepOutput,
     Submit,
     TokenizerMessage,
 )
@@ -80,8 +76,7 @@ class SchedulerActor:
         self._connect = connect
         self._policy = policy
         self._clock = clock
-        self._work: Sender[ExecutorMessage] | None = None
-        self._executor_control: Sender[ExecutorControl] | None = None
+        self._executor: Sender[ExecutorMessage] | None = None
         self._encoder: Sender[EncoderMessage] | None = None
         self._decisions: list[Decision] = []
         self._wake = anyio.Event()
@@ -127,20 +122,17 @@ class SchedulerActor:
             case Submit():
                 self._decisions += self._policy.submit(message, now)
             case Cancel(rid):
-                self._decisions += self._policy.cancel(rid)
-            case RowsPlaced() | RowsEnded() | RowsFailed() | RowsReturned():
-                self._decisions += self._told_of_rows(message, now)
+                self._policy.cancel(rid)
+            case StepOutput():
+                self._decisions += self._policy.update(message, now)
             case AdapterGone(name):
                 self._decisions += self._policy.adapter_gone(name)
             case AskReport(rid):
                 self._decisions.append(self._policy.report(rid))
             case ClientGone(client):
-                # An executor that comes later has no pins.
-                self._decisions.append(Unpin(client))
+                self._policy.client_gone(client)
             case ExecutorReady():
                 self._decisions += self._take_over(message, now)
-            case ExecutorRetires():
-                self._policy.executor_retires()
             case ExecutorLost(reason, blameless):
                 self._disconnect()
                 lost = self._policy.executor_lost(reason, now, blameless=blameless)
@@ -148,29 +140,13 @@ class SchedulerActor:
             case _:
                 self._decisions += self._policy.images_told(self._heard(message), now)
 
-    def _told_of_rows(
-        self, message: RowsPlaced | RowsEnded | RowsFailed | RowsReturned, now: float
-    ) -> list[Decision]:
-        match message:
-            case RowsPlaced():
-                self._policy.rows_placed(message, now)
-            case RowsEnded():
-                self._policy.rows_ended(message, now)
-            case RowsFailed():
-                return self._policy.rows_failed(message, now)
-            case RowsReturned():
-                return self._policy.rows_returned(message, now)
-        return []
-
     def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
         self._disconnect()
         try:
-            self._work = self._connect(message.work)
-            self._executor_control = self._connect(message.control)
+            self._executor = self._connect(message.work)
         except HearthError as error:
             # Requests wait for the next one; what the one before had is lost.
             _log.error("the executor cannot be reached", reason=error.message)
-            self._disconnect()
             return self._policy.executor_lost(error.message, now)
         return self._policy.executor_ready(message, now)
 
@@ -189,22 +165,19 @@ class SchedulerActor:
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case RowsFailed() | RowsCut() | ExecutorGone():
+            case RowsFailed() | RowsCut():
                 await self._to_tokenizer.send(decision, SEND_TIMEOUT_S)
-            case Offer() | RunTower():
-                _tell(self._work, decision)
-            case Encode() | DropWork():
-                _tell(self._encoder, decision)
             case Accepted() | Embedded() | SchedulerReport():
                 await self._to_door.send(decision, SEND_TIMEOUT_S)
+            case Encode() | DropWork():
+                _tell(self._encoder, decision)
             case _:
-                _tell(self._executor_control, decision)
+                _tell(self._executor, decision)
 
     def _disconnect(self) -> None:
-        for mailbox in (self._work, self._executor_control):
-            if mailbox is not None:
-                mailbox.close()
-        self._work = self._executor_control = None
+        if self._executor is not None:
+            self._executor.close()
+        self._executor = None
 
     def _disconnect_encoder(self) -> None:
         if self._encoder is not None:
@@ -239,7 +212,8 @@ def open_scheduler(
 
 
 def _tell(mailbox: Sender[Any] | None, message: Decision) -> None:
-    # Without who is told, or where it hangs, its supervisor acts: what it had fails then.
+    # Without who is told, or where it hangs, its supervisor acts: what it had fails then. An
+    # executor that goes on gets all it has to know with the next schedule.
     if mailbox is None:
         return
     try:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hearth.actors import encodings
 from hearth.actors.adapter_turns import AdapterTurns
@@ -13,46 +13,31 @@ from hearth.actors.admission import (
     queue_refusal,
     size_refusal,
 )
+from hearth.actors.dispatcher import Dispatcher
 from hearth.actors.encodings import Encodings, ImageArenas
-from hearth.actors.executor_messages import Offer, Release, Revoke, Unpin
-from hearth.actors.first_places import Claim, FirstPlaces
-from hearth.actors.house import HeldRow, House, revoke
+from hearth.actors.executor_messages import Schedule, Unpin
+from hearth.actors.fair_share import FairShare, FairShareClaim
+from hearth.actors.lookahead import Lookahead
 from hearth.actors.messages import (
     Accepted,
-    Cancel,
-    ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
     RowsCut,
-    RowsEnded,
     RowsFailed,
-    RowsPlaced,
-    RowsReturned,
     SchedulerReport,
+    StepOutput,
     Submit,
 )
-from hearth.actors.offers import Offers
-from hearth.actors.releases import Releases
+from hearth.actors.preemption import Preemption
+from hearth.actors.quarantine import Quarantine
+from hearth.actors.request_state import RequestState, RequestStatus
+from hearth.actors.running_set import RunningSet, withdraw
 from hearth.actors.settings import PolicySettings, Reloadable
-from hearth.actors.suspects import Suspects
-from hearth.actors.waiting_queue import Entry
 from hearth.actors.waiting_room import WaitingRoom
 
-Decision = (
-    Accepted
-    | RowsFailed
-    | RowsCut
-    | ExecutorGone
-    | Offer
-    | Revoke
-    | Release
-    | Unpin
-    | Cancel
-    | SchedulerReport
-    | encodings.Sent
-)
-"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, RowsFailed, RowsCut
-and ExecutorGone to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
+Decision = Accepted | RowsFailed | RowsCut | Schedule | Unpin | SchedulerReport | encodings.Sent
+"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, RowsFailed and
+RowsCut to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
 """
 
 _LOOK_S = 1.0
@@ -60,32 +45,33 @@ _LOOK_S = 1.0
 
 
 class SchedulerPolicy:
-    """Says who runs next: requests, word of rows and clock in, decisions out; no I/O.
+    """Says who runs next: requests, outputs of the executor and clock in, decisions out; no I/O.
 
-    Feed it what happens, then `tick`: only `tick` offers, revokes, releases and expires. The
-    executor is offered as many rows ahead as it has places, in the order of the queue, and places
-    them as places free. Where the house is full, a row gives way to the first that waits once it
-    has had its place for `hold_s`, and queues up as if it had just come; or at once to a higher
-    priority, and stands right behind it. With synchronous batches nobody is offered while a row is
-    held, and all of them give way together.
+    Feed it what happens, then `tick`: only `tick` schedules, preempts and expires. As many rows are
+    lined up at the executor as it has places, in the order of the queue, and it places them as
+    places free. Where all are taken, a row gives way to the first that waits once it has had its
+    place for `hold_s`, and queues up as if it had just come; or at once to a higher priority, and
+    stands right behind it. With synchronous batches nobody is lined up while a row runs, and all of
+    them give way together.
     """
 
     def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
         self._settings = Reloadable(settings)
         self._room = WaitingRoom(settings.ageing_s)
         self._queue = self._room.queue
-        self._house = House(self._settings)
-        self._turns = AdapterTurns(self._house, self._queue, self._settings)
-        self._first_places = FirstPlaces(self._house, self._queue, self._turns)
-        # Rows that a dead executor was offered; the tokenizer will say whether it had begun them.
-        self._limbo: dict[int, HeldRow] = {}
-        self._suspects = Suspects()
-        self._images = Encodings(self._room, self._suspects, arenas)
-        self._releases = Releases(self._house, self._queue, self._suspects)
-        self._offers = Offers(self._house, self._queue, self._suspects, self._turns, self._settings)
+        self._running = RunningSet(self._settings)
+        self._dispatcher = Dispatcher(self._running)
+        self._turns = AdapterTurns(self._running, self._queue, self._settings)
+        self._fair_share = FairShare(self._running, self._queue, self._turns)
+        self._quarantine = Quarantine()
+        self._images = Encodings(self._room, self._quarantine, arenas)
+        self._preemption = Preemption(self._running, self._queue, self._quarantine)
+        self._lookahead = Lookahead(
+            self._running, self._queue, self._quarantine, self._turns, self._settings
+        )
         self._limits: ExecutorLimits | None = None
-        self._incarnation = 0
         self._present = False
+        self._gone: list[Unpin] = []
         self._ticked = 0.0
         self._rows = self._requeued = self._refused = 0
 
@@ -101,12 +87,14 @@ class SchedulerPolicy:
         request = message.request
         if self._is_open(request.rid):
             return []
-        entry = Entry(request, message.token_ids, message.encoded, now, images=message.images)
+        entry = RequestState(
+            request, message.token_ids, message.encoded, now, images=message.images
+        )
         refusal = size_refusal(entry, self._settings.current, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = EXPIRED
-        self._suspects.forget(now)
-        if refusal is None and self._suspects.is_guilty(entry):
+        self._quarantine.forget(now)
+        if refusal is None and self._quarantine.is_guilty(entry):
             refusal = GUILTY
         own = self._tokens_of(request.client)
         refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings.current)
@@ -115,19 +103,23 @@ class SchedulerPolicy:
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
-        self._offers.arrived(now)
+        self._lookahead.arrived(now)
         self._room.push(entry)
         return self._accept(entry) if self._limits else []
 
-    def cancel(self, rid: int) -> list[Decision]:
-        """Forget a request; one that the executor holds is cancelled there too."""
-        if self._room.remove(rid) is not None or self._limbo.pop(rid, None) is not None:
-            return []
-        row = self._house.get(rid)
-        if row is None or row.asked == "cancel":
-            return []
-        row.asked = "cancel"
-        return [Cancel(rid)]
+    def cancel(self, rid: int) -> None:
+        """Forget a request; one that the executor has is cancelled there."""
+        if self._room.remove(rid) is not None:
+            return
+        row = self._running.get(rid)
+        if row is not None and not row.ends:
+            row.turn(RequestStatus.CANCELLING)
+
+    def client_gone(self, client: int) -> None:
+        """Let the executor forget what this client has pinned, behind all that it has asked."""
+        # One that comes later has no pins.
+        if self._present:
+            self._gone.append(Unpin(client))
 
     def adapter_gone(self, name: str) -> list[Decision]:
         """Fail all that wait for an adapter which was removed; an executor fails what it holds."""
@@ -136,74 +128,83 @@ class SchedulerPolicy:
             self._room.remove(rid)
         return [_failed(rids, ADAPTER_GONE)] if rids else []
 
-    def rows_placed(self, message: RowsPlaced, now: float) -> None:
-        """These rows have places."""
-        for rid in message.rids:
-            row = self._find(rid, message.incarnation)
-            if row is not None:
-                row.placed = now
-                self._rows += 1
-                self._turns.placed(row, now)
-                if row.asked == "revoke":
-                    row.asked = ""
+    def update(self, output: StepOutput, now: float) -> list[Decision]:
+        """Take over what has changed of the executor's rows, unless it is no news.
 
-    def rows_ended(self, message: RowsEnded, now: float) -> None:
-        """These rows have left, or have had their first tokens."""
-        for rid in message.begun:
-            if (row := self._find(rid, message.incarnation)) is not None:
+        Preempted rows stand behind whom they gave way to, those without places where they stood.
+        """
+        if not self._dispatcher.is_news(output):
+            return []
+        if output.retiring:
+            self._present = False
+            self._lookahead.executor_retires()
+        for row in self._dispatcher.given_up(output):
+            self._leave(row, now)
+            if not row.ends:
+                self._queue.push(row)
+        for row in self._rows_of(output.preempted):
+            self._requeue(row, output.preempted[row.rid], now)
+        for row in self._rows_of(output.begun):
+            if row.rid not in output.finished:
                 row.begun = now
                 self._turns.begun(row, now)
-        for rid in message.rids:
-            row = self._leave(rid, message.incarnation, now)
-            if row is not None and row.placed is not None:
-                self._suspects.ended(row.entry)
-        self._offers.note_idle(now)
+        for row in self._rows_of(output.finished):
+            self._leave(row, now)
+        suspects = self._rows_failed(output.failed, now)
+        for row in self._rows_of(output.placed):
+            self._place(row, now)
+        # After a preemption others have waited long enough: there is nothing to wait for.
+        self._lookahead.note_idle(now, waited=bool(output.preempted))
+        told = [decision for one in output.images for decision in self.images_told(one, now)]
+        return [*told, *self._note_failure(suspects, now)]
 
-    def rows_failed(self, message: RowsFailed, now: float) -> list[Decision]:
-        """The executor has told the failure of these rows, or who saw it die has."""
-        if message.code != "executor_failed":
-            self.rows_ended(RowsEnded(message.incarnation, message.rids), now)
-            return []
-        failed = []
-        for rid in message.rids:
-            # The death that put a row in limbo has been noted.
-            noted = rid in self._limbo
-            row = self._leave(rid, message.incarnation, now)
-            if row is not None and not noted:
-                failed.append(row.entry)
-        self._offers.note_idle(now)
-        return self._note_failure(failed, now)
+    def _rows_of(self, rids: Iterable[int]) -> list[RequestState]:
+        """The rows of these numbers that run."""
+        return [row for rid in rids if (row := self._running.get(rid)) is not None]
 
-    def rows_returned(self, message: RowsReturned, now: float) -> list[Decision]:
-        """Released rows stand behind whom they gave way to, unplaced ones where they stood."""
-        guilty = []
-        for rid in message.unplaced:
-            row = self._leave(rid, message.incarnation, now)
-            if row is None or row.asked == "cancel":
-                continue
-            if self._suspects.is_guilty(row.entry):
-                guilty.append(rid)
-            else:
-                self._queue.push(row.entry)
-        for continuation in message.released:
-            row = self._leave(continuation.rid, message.incarnation, now)
-            if row is None or row.asked == "cancel":
-                continue
-            row.entry.generated, row.entry.lost = list(continuation.generated), now
-            row.entry.queued = max(row.entry.queued, min(now, row.behind))
-            self._queue.push(row.entry)
-            self._requeued += 1
-        # After a release others have waited long enough: there is nothing to wait for.
-        self._offers.note_idle(now, waited=bool(message.released))
-        return self._refuse_guilty(guilty)
+    def _place(self, row: RequestState, now: float) -> None:
+        row.placed = now
+        self._rows += 1
+        self._turns.placed(row, now)
+        if not row.ends:
+            row.status = RequestStatus.RUNNING
+
+    def _leave(self, row: RequestState, now: float) -> None:
+        """Take out a row that ended well, or never began."""
+        if row.has_slot:
+            self._quarantine.ended(row)
+        self._running.remove(row.rid, now)
+
+    def _requeue(self, row: RequestState, generated: list[int], now: float) -> None:
+        """Let a row that was preempted wait anew, unless it is cancelled."""
+        self._running.remove(row.rid, now)
+        if row.ends:
+            return
+        row.generated, row.lost = list(generated), now
+        row.queued = max(row.queued, min(now, row.behind))
+        self._queue.push(row)
+        self._requeued += 1
+
+    def _rows_failed(self, failures: Iterable[RowsFailed], now: float) -> list[RequestState]:
+        """Take out the rows that failed; those of which one may have failed the executor."""
+        suspects = []
+        for failure in failures:
+            for row in self._rows_of(failure.rids):
+                if failure.code == "executor_failed":
+                    self._running.remove(row.rid, now)
+                    suspects.append(row)
+                else:
+                    self._leave(row, now)
+        return suspects
 
     def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
         """A new executor waits for work; requests that came before its limits are checked now."""
         decisions = self.executor_lost("another executor has taken over", now)
         self._limits = limits = message.limits
-        self._house.places, self._incarnation = limits.max_batch, message.incarnation
+        self._running.places = limits.max_batch
         self._present = True
-        self._offers.executor_ready(message.incarnation, now)
+        self._dispatcher.executor_ready(message.incarnation)
+        self._lookahead.executor_ready(now)
         self._images.executor_ready()
         for entry in list(self._room):
             refusal = size_refusal(entry, self._settings.current, limits)
@@ -219,29 +220,26 @@ class SchedulerPolicy:
                 decisions.append(_failed([entry.rid], refusal))
         return decisions
 
-    def executor_retires(self) -> None:
-        """Offer nothing more until the next executor is ready; what was offered comes back."""
-        self._present = False
-        self._offers.executor_retires()
-
     def executor_lost(self, reason: str, now: float, *, blameless: bool = False) -> list[Decision]:
         """Fail all that was running; what waits goes on waiting, and so does what had not begun.
 
-        Unless it is `blameless`, what ran is suspected of it.
+        Unless it is `blameless`, what ran is suspected of it. All that the executor has told was
+        heard before.
         """
         self._present = False
-        self._offers.executor_lost(now)
+        self._gone = []
+        self._dispatcher.executor_lost()
+        self._lookahead.executor_lost(now)
         decisions: list[Decision] = list(self._images.executor_lost(reason))
-        lost = self._house.clear()
-        message = f"the executor was lost ({reason}): send the request again"
-        running = [row.rid for row in lost if row.placed is not None and row.asked != "cancel"]
-        unknown = {row.rid: row for row in lost if row.placed is None and row.asked != "cancel"}
-        self._limbo |= unknown
+        lost = self._running.clear()
+        running = [row.rid for row in lost if row.has_slot and not row.ends]
         if running:
-            decisions.append(RowsFailed(0, running, "executor_failed", message))
-        if lost:
-            decisions.append(ExecutorGone(self._incarnation, list(unknown), message))
-        failed = [*(row.entry for row in lost), *self._images.take_lost()]
+            message = f"the executor was lost ({reason}): send the request again"
+            decisions.append(RowsFailed(running, "executor_failed", message))
+        for row in lost:
+            if not row.has_slot and not row.ends:
+                self._queue.push(row)
+        failed = [*lost, *self._images.take_lost()]
         return decisions if blameless else decisions + self._note_failure(failed, now)
 
     def images_told(self, message: encodings.Told, now: float) -> list[Decision]:
@@ -250,26 +248,28 @@ class SchedulerPolicy:
         return [*told, *self._note_failure(self._images.take_lost(), now)]
 
     def tick(self, now: float) -> list[Decision]:
-        """Act on the clock: expire, offer who is next, release who has had its place for long."""
-        self._suspects.forget(now)
+        """Act on the clock: expire, line up who is next, preempt who has run for long."""
+        self._quarantine.forget(now)
         self._ticked = now
-        decisions = [*self._expire(now), *self._images.act(self._is_open), *self._turns.tick(now)]
+        decisions = [*self._expire(now), *self._images.act(self._is_open)]
+        self._turns.tick(now)
         claim = self._claim(now)
-        if claim is None or claim.due > now:
-            decisions += self._offers.next(now)
+        if claim is not None and claim.due <= now:
+            self._running.claimant = claim.entry
+            self._lookahead.fill(now)
+            self._fair_share.admit(claim)
         else:
-            self._house.claimant = claim.entry
-            decisions += [*self._offers.next(now), *self._first_places.admit(claim)]
-        return [
-            *decisions,
-            *self._releases.due(now, synchronous=self._settings.current.synchronous),
-        ]
+            self._lookahead.fill(now)
+        self._preemption.act(now, synchronous=self._settings.current.synchronous)
+        schedule, gone = self._dispatcher.next(now), self._gone
+        self._gone = []
+        return [*decisions, *([] if schedule is None else [schedule]), *gone]
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
-        times = [self._room.next_deadline, self._offers.start_time()]
-        times += [row.deadline for row in self._house if row.asked != "cancel"]
-        times += self._releases.times(synchronous=self._settings.current.synchronous)
+        times = [self._room.next_deadline, self._lookahead.start_time(), self._dispatcher.due]
+        times += [row.deadline for row in self._running if not row.ends]
+        times += self._preemption.times(synchronous=self._settings.current.synchronous)
         if (turn := self._turns.due) < math.inf:
             times.append(turn)
         # One that is due already waits for word of the executor.
@@ -285,8 +285,8 @@ class SchedulerPolicy:
         queued, tokens = self._waiting()
         return SchedulerReport(
             rid=rid,
-            running=self._house.running,
-            places=self._house.places,
+            running=self._running.running,
+            places=self._running.places,
             queued=queued,
             queued_tokens=tokens,
             rows=self._rows,
@@ -297,64 +297,49 @@ class SchedulerPolicy:
 
     def _waiting(self) -> tuple[int, int]:
         """How many requests wait, and their prompt tokens."""
-        behind = self._house.waiting
-        tokens = self._room.prompt_tokens + sum(row.entry.prompt_tokens for row in behind)
+        behind = self._running.waiting
+        tokens = self._room.prompt_tokens + sum(row.prompt_tokens for row in behind)
         return len(self._room) + len(behind), tokens
 
     def _tokens_of(self, client: int) -> int:
         """The prompt tokens that a client has waiting."""
-        behind = [row.entry for row in self._house.waiting if row.client == client]
+        behind = [row for row in self._running.waiting if row.client == client]
         return self._room.tokens_of(client) + sum(one.prompt_tokens for one in behind)
 
     def _is_open(self, rid: int) -> bool:
-        return rid in self._room or rid in self._limbo or self._house.get(rid) is not None
+        return rid in self._room or self._running.get(rid) is not None
 
-    def _accept(self, entry: Entry) -> list[Decision]:
+    def _accept(self, entry: RequestState) -> list[Decision]:
         if entry.accepted:
             return []
         entry.accepted = True
         return [Accepted(entry.rid, entry.prompt_tokens, entry.encoded)]
 
-    def _find(self, rid: int, incarnation: int) -> HeldRow | None:
-        row = self._limbo.get(rid) or self._house.get(rid)
-        return row if row is not None and row.incarnation == incarnation else None
-
-    def _leave(self, rid: int, incarnation: int, now: float) -> HeldRow | None:
-        """Take out a row of which that executor, or who saw it die, has told the last."""
-        row = self._find(rid, incarnation)
-        if row is not None and self._limbo.pop(rid, None) is None:
-            self._house.remove(rid, now)
-        return row
-
-    def _note_failure(self, entries: Iterable[Entry], now: float) -> list[Decision]:
-        self._suspects.failed(entries, now)
-        guilty = [entry.rid for entry in self._room if self._suspects.is_guilty(entry)]
+    def _note_failure(self, entries: Sequence[RequestState], now: float) -> list[Decision]:
+        """Suspect those that ran in a failure, and refuse what fails each time."""
+        if entries:
+            self._quarantine.failed(entries, now)
+            # Twins of what failed run alone, or not at all.
+            withdraw(row for row in self._running.scheduled if self._quarantine.runs_alone(row))
+        guilty = [entry.rid for entry in self._room if self._quarantine.is_guilty(entry)]
         for rid in guilty:
             self._room.remove(rid)
-        # Twins of what failed run alone, or not at all.
-        twins = [row for row in self._house.offered if self._suspects.runs_alone(row.entry)]
-        return [*self._refuse_guilty(guilty), *revoke(twins)]
+        self._refused += len(guilty)
+        return [_failed(guilty, GUILTY)] if guilty else []
 
-    def _refuse_guilty(self, rids: list[int]) -> list[Decision]:
-        self._refused += len(rids)
-        return [_failed(rids, GUILTY)] if rids else []
-
-    def _claim(self, now: float) -> Claim | None:
-        if self._house.closed or not self._present:
+    def _claim(self, now: float) -> FairShareClaim | None:
+        if self._running.closed or not self._present:
             return None
-        claim = self._first_places.next(now, synchronous=self._settings.current.synchronous)
-        return None if claim is None or self._suspects.runs_alone(claim.entry) else claim
+        claim = self._fair_share.next(now, synchronous=self._settings.current.synchronous)
+        return None if claim is None or self._quarantine.runs_alone(claim.entry) else claim
 
     def _expire(self, now: float) -> list[Decision]:
-        running = [row.rid for row in self._house if row.asked != "cancel" and row.is_due(now)]
-        decisions: list[Decision] = []
+        running = [row.rid for row in self._running if not row.ends and row.is_due(now)]
         for rid in running:
-            decisions += self.cancel(rid)
+            self.cancel(rid)
         expired = running + [entry.rid for entry in self._room.take_expired(now)]
-        if expired:
-            decisions.append(_failed(expired, EXPIRED))
-        return decisions
+        return [_failed(expired, EXPIRED)] if expired else []
 
 
 def _failed(rids: list[int], refusal: Refusal) -> RowsFailed:
-    return RowsFailed(0, rids, refusal.code, refusal.message, refusal.field, refusal.ahead)
+    return RowsFailed(rids, refusal.code, refusal.message, refusal.field, refusal.ahead)

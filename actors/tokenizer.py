@@ -12,7 +12,6 @@ import anyio.lowlevel
 import anyio.to_thread
 import structlog
 
-from hearth.actors.actor_message import FromExecutor
 from hearth.actors.addresses import (
     CONTROL_LIMIT,
     DOOR,
@@ -22,7 +21,6 @@ from hearth.actors.addresses import (
     WORK_LIMIT,
 )
 from hearth.actors.admission import TEXT_ONLY
-from hearth.actors.executor_word import ExecutorWord, Told, is_last
 from hearth.actors.image_work import PromptImage
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
@@ -33,7 +31,8 @@ from hearth.actors.messages import (
     Converted,
     Deltas,
     DoorMessage,
-    ExecutorGone,
+    ExecutorLost,
+    ExecutorReady,
     Failed,
     Prepare,
     RowDelta,
@@ -41,7 +40,7 @@ from hearth.actors.messages import (
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
-    Step,
+    StepOutput,
     Submit,
     TokenizerMessage,
 )
@@ -124,8 +123,9 @@ class TokenizerActor:
 
     Steps never wait for an encoding, and nobody waits for the very long texts of others. A request
     that is cancelled before it has been submitted never is. What the executor tells of rows is
-    passed on behind their tokens, until the scheduler says that it has gone. It owns the mailboxes
-    that it is given. What visuals become is for `images` to say, where the model sees.
+    passed on behind their tokens, and so is that it has gone: of one that has, nothing more is
+    heard. It owns the mailboxes that it is given. What visuals become is for `images` to say, where
+    the model sees.
     """
 
     def __init__(
@@ -148,7 +148,9 @@ class TokenizerActor:
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
         self._unsent_failures: deque[Failed] = deque()
-        self._word = ExecutorWord()
+        # The executor that is heard, None while there is none, and its last output.
+        self._executor: int | None = None
+        self._heard = 0
         self.lost = 0
 
     def limit_images(self, most_tokens: int) -> None:
@@ -166,30 +168,45 @@ class TokenizerActor:
 
     async def _listen(self) -> None:
         while True:
-            message = await self._inbox.receive()
-            match message:
-                case FromExecutor():
-                    if self._word.heeds(message):
-                        await self._hear(message)
-                        await self._pass_on(self._word.passes_on(message))
-                case ExecutorGone():
-                    for told in self._word.bury(message):
-                        await self._hear(told)
-                        await self._pass_on(told)
-                case ClientGone():
-                    await self._pass_on(message)
-                case _:
-                    await self._hear(message)
+            await self._handle(await self._inbox.receive())
 
-    async def _pass_on(self, told: Told | ClientGone | None) -> None:
+    async def _handle(self, message: TokenizerMessage) -> None:
+        match message:
+            case StepOutput():
+                if self._is_news(message):
+                    await self._hear(message)
+                    await self._pass_on(message.without_tokens())
+            case ExecutorReady(incarnation):
+                self._executor, self._heard = incarnation, 0
+                await self._pass_on(message)
+            case ExecutorLost():
+                self._executor = None
+                await self._pass_on(message)
+            case ClientGone():
+                await self._pass_on(message)
+            case _:
+                await self._hear(message)
+
+    def _is_news(self, output: StepOutput) -> bool:
+        """Take note of an output; False where it comes twice, late or of one that has gone."""
+        if output.incarnation != self._executor or output.number <= self._heard:
+            return False
+        self._heard = output.number
+        return True
+
+    async def _pass_on(
+        self, told: StepOutput | ExecutorReady | ExecutorLost | ClientGone | None
+    ) -> None:
         # Without it the scheduler waits for ever, so a failure here ends the actor.
         if told is not None:
             await self._to_scheduler.send(told, SEND_TIMEOUT_S)
 
-    async def _hear(self, message: Prepare | Convert | Cancel | FromExecutor | RowsCut) -> None:
+    async def _hear(
+        self, message: Prepare | Convert | Cancel | StepOutput | RowsFailed | RowsCut
+    ) -> None:
         try:
             match message:
-                case Step():
+                case StepOutput():
                     await self._step(message)
                 case RowsFailed():
                     await self._rows_failed(message)
@@ -285,7 +302,7 @@ class TokenizerActor:
         works = partial(images.works, prompt, visuals)
         return prompt.ids, await _run(works, long=digested >= _LONG_TEXT)
 
-    async def _step(self, step: Step) -> None:
+    async def _step(self, step: StepOutput) -> None:
         began = time.monotonic()
         rows: dict[int, RowDelta] = {}
         failures: list[Failed] = []
@@ -301,11 +318,13 @@ class TokenizerActor:
             took = time.monotonic() - began
             texts = list(rows.values())
             await self._answer(
-                Deltas(texts, step.ended, step.placed, step.rounds, took, step.cached)
+                Deltas(texts, step.ended, step.begun, step.rounds, took, step.cached)
             )
         # Behind the text that their own requests may have got in the same step.
         for failure in failures:
             await self._answer(failure)
+        for failed in step.failed:
+            await self._rows_failed(failed)
 
     async def _rows_failed(self, message: RowsFailed) -> None:
         for rid in message.rids:
@@ -409,4 +428,4 @@ def _as_failed(rid: int, error: Exception) -> Failed:
 def _ended_here(answer: RowDelta | Failed, token: RowToken) -> bool:
     """Whether the request ended with this token although the executor goes on with the row."""
     ended = isinstance(answer, Failed) or answer.finish is not None
-    return ended and not is_last(token)
+    return ended and token.finish is None and token.error is None

@@ -6,67 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hearth.actors.image_work import PromptImage
-from hearth.actors.messages import Request
-from hearth.runtime.images import EmbeddedImage
-from hearth.runtime.request import RowRequest
-
-
-@dataclass(slots=True)
-class Entry:
-    """One admitted request, waiting or running, with the tokens generated so far.
-
-    Its ids were there at `encoded`. It stands in the queue as one that came at `queued`, and has
-    lost its place at `lost`, if it had one. It `gave_way` where it had not paid for that. Its
-    images wait in `embedded` once their embeddings are there.
-    """
-
-    request: Request
-    token_ids: list[int]
-    encoded: float
-    queued: float
-    generated: list[int] = field(default_factory=list)
-    accepted: bool = False
-    digest: bytes = b""
-    lost: float = -math.inf
-    gave_way: bool = False
-    images: list[PromptImage] = field(default_factory=list)
-    embedded: list[EmbeddedImage] = field(default_factory=list)
-
-    @property
-    def rid(self) -> int:
-        """The request's number."""
-        return self.request.rid
-
-    @property
-    def priority(self) -> int:
-        """The request's priority."""
-        return self.request.priority
-
-    @property
-    def client(self) -> int:
-        """The client's number."""
-        return self.request.client
-
-    @property
-    def adapter(self) -> str:
-        """The name of the adapter that answers, "" for none."""
-        return self.request.options.adapter
-
-    @property
-    def prompt_tokens(self) -> int:
-        """The length of the prompt in tokens."""
-        return len(self.token_ids)
-
-    def to_row(self) -> RowRequest:
-        """The row that starts or continues this request."""
-        return RowRequest(
-            token_ids=self.token_ids + self.generated,
-            prompt_length=self.prompt_tokens,
-            options=self.request.options,
-            images=self.embedded,
-            client=self.client,
-        )
+from hearth.actors.request_state import RequestState, RequestStatus
 
 
 @dataclass(slots=True)
@@ -82,12 +22,12 @@ class WaitingQueue:
     """Waiting requests in order of priority with ageing: first come, first served.
 
     A request that waits `ageing_s` seconds counts as one priority higher: the order of two is that
-    of their virtual arrivals. A client has a line for each adapter.
+    of their virtual arrivals. A client has a line for each adapter. All have one status.
     """
 
-    def __init__(self, ageing_s: float) -> None:
-        self._ageing_s = ageing_s
-        self._entries: dict[int, Entry] = {}
+    def __init__(self, ageing_s: float, status: RequestStatus = RequestStatus.WAITING) -> None:
+        self._ageing_s, self._status = ageing_s, status
+        self._entries: dict[int, RequestState] = {}
         self._lines: dict[int, dict[str, _Line]] = {}
         # The first of each line by virtual arrival.
         self._heads: list[tuple[float, int]] = []
@@ -99,13 +39,13 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[RequestState]:
         return iter(self._entries.values())
 
     def __contains__(self, rid: int) -> bool:
         return rid in self._entries
 
-    def get(self, rid: int) -> Entry | None:
+    def get(self, rid: int) -> RequestState | None:
         """The request of this number; None where it does not wait."""
         return self._entries.get(rid)
 
@@ -115,7 +55,7 @@ class WaitingQueue:
         return min((entry.queued for entry in self), default=None)
 
     @property
-    def first(self) -> Entry | None:
+    def first(self) -> RequestState | None:
         """The request that is next; None when none waits."""
         return self._entries[self._heads[0][1]] if self._heads else None
 
@@ -141,10 +81,11 @@ class WaitingQueue:
         """When a request of priority 0 must have come to stand where this one stands."""
         return since - priority * self._ageing_s
 
-    def push(self, entry: Entry) -> None:
+    def push(self, entry: RequestState) -> None:
         """Add a request, where it stands by its priority and by when it queued."""
         line = self._lines.setdefault(entry.client, {}).setdefault(entry.adapter, _Line())
         self._entries[entry.rid] = entry
+        entry.status, entry.placed, entry.begun = self._status, None, None
         insort(line.order, self._place(entry))
         self._settle(entry, line)
         self.adapters[entry.adapter] += 1
@@ -154,11 +95,11 @@ class WaitingQueue:
             self._deadlines[entry.rid] = entry.request.deadline
 
     @property
-    def heads(self) -> list[tuple[float, Entry]]:
+    def heads(self) -> list[tuple[float, RequestState]]:
         """The first request of each client's lines with its virtual arrival, in order."""
         return [(arrival, self._entries[rid]) for arrival, rid in self._heads]
 
-    def remove(self, rid: int) -> Entry | None:
+    def remove(self, rid: int) -> RequestState | None:
         """Take one request out; None when it does not wait."""
         entry = self._entries.get(rid)
         if entry is not None:
@@ -174,12 +115,12 @@ class WaitingQueue:
                 del self.adapters[entry.adapter]
         return entry
 
-    def take_expired(self, now: float) -> list[Entry]:
+    def take_expired(self, now: float) -> list[RequestState]:
         """Take out the requests whose deadline has passed."""
         expired = [rid for rid, deadline in self._deadlines.items() if deadline <= now]
         return [entry for rid in expired if (entry := self.remove(rid)) is not None]
 
-    def _settle(self, entry: Entry, line: _Line) -> None:
+    def _settle(self, entry: RequestState, line: _Line) -> None:
         """Note who is first of this request's line now."""
         if line.head is not None:
             del self._heads[bisect_left(self._heads, line.head)]
@@ -192,5 +133,5 @@ class WaitingQueue:
         line.head = line.order[0]
         insort(self._heads, line.head)
 
-    def _place(self, entry: Entry) -> tuple[float, int]:
+    def _place(self, entry: RequestState) -> tuple[float, int]:
         return self.virtual_arrival(entry.priority, entry.queued), entry.rid

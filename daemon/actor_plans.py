@@ -82,4 +82,4 @@ def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
     """What the scheduler is told of an executor that can work."""
     if ready.limits is None:
         raise HearthError("internal", "the executor did not tell its limits", "limits")
-    return ExecutorReady(addresses.incarnation, addresses.work, addresses.control, ready.limits)
+    return ExecutorReady(addresses.incarnation, addresses.work, ready.limits)

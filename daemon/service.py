@@ -32,8 +32,8 @@ from hearth.actors.messages import (
     AdapterGone,
     DoorMessage,
     ExecutorLost,
-    ExecutorRetires,
     SchedulerControl,
+    TokenizerMessage,
 )
 from hearth.actors.private_folder import private_folder
 from hearth.actors.scheduler import SchedulerActor, open_scheduler
@@ -181,6 +181,7 @@ class Service:
         # Who has to be ready before the daemon is, the encoder at the start alone.
         self._awaited = {"executor", "encoder"} if self._sight else {"executor"}
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
+        self._to_tokenizer: Sender[TokenizerMessage] = self._sender(TOKENIZER)
         self._scheduler: SchedulerActor | None = None
         self._tokenizer: TokenizerActor | None = None
         self._keys = keys_of(settings.door.tcp_port, settings.door.keys, os.environ)
@@ -282,7 +283,7 @@ class Service:
 
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
         told = executor_ready(ready, addresses)
-        await self._to_scheduler_control.send(told, _SEND_TIMEOUT_S)
+        await self._to_tokenizer.send(told, _SEND_TIMEOUT_S)
         if not self._life.serves:
             return
         self._fitting = within(self._config, told.limits), ready.facts
@@ -334,7 +335,7 @@ class Service:
     async def _executor_lost(self, reason: str) -> None:
         self._adapters.executor_lost()
         lost = ExecutorLost(reason, blameless=self._supervisors[0].spoiled)
-        await self._to_scheduler_control.send(lost, _SEND_TIMEOUT_S)
+        await self._to_tokenizer.send(lost, _SEND_TIMEOUT_S)
         self._awaited.add("executor")
         self._enter(self._life.lost(reason))
 
@@ -363,7 +364,7 @@ class Service:
             self._settings.door,
             self._settings.scheduler,
             inbox=self._opened.enter_context(inbox),
-            to_tokenizer=self._sender(TOKENIZER),
+            to_tokenizer=self._to_tokenizer,
             to_scheduler=self._sender(SCHEDULER),
             to_scheduler_control=self._to_scheduler_control,
             facts=self._facts(),
@@ -414,8 +415,8 @@ class Service:
             if exchanged and "weights" not in changed:
                 _log.info("files were exchanged", files=exchanged)
                 changed.append("weights")
-            if "weights" in changed and self._supervisors[0].renew("it gets other weights"):
-                await self._to_scheduler_control.send(ExecutorRetires(), _SEND_TIMEOUT_S)
+            if "weights" in changed:
+                self._supervisors[0].renew("it gets other weights")
             if self._keys is not None and keys is not None:
                 if keys.clients != self._keys.clients:
                     changed.append("keys")

@@ -13,7 +13,6 @@ from hearth.actors.messages import (
     DoorMessage,
     Embedded,
     Failed,
-    RequestRound,
     RowDelta,
     SchedulerReport,
 )
@@ -22,7 +21,7 @@ from hearth.daemon.door import sessions
 from hearth.daemon.door import state as door_state
 from hearth.daemon.door.dispatch import OWN_REPORT, Dispatch
 from hearth.runtime.errors import CODES
-from hearth.runtime.request import RowToken
+from hearth.runtime.request import RowRound, RowToken
 from hearth_client import protocol
 from hearth_client.protocol import ExecutorReport
 
@@ -133,9 +132,9 @@ class Replies:
                 request.queued_s, request.prefill_s = since - request.opened, step.ended - since
                 request.cached_tokens = step.cached.get(rid, 0)
 
-    def _count_rounds(self, rounds: list[RequestRound]) -> None:
+    def _count_rounds(self, rounds: list[RowRound]) -> None:
         for one in rounds:
-            request = self._find(one.rid)
+            request = self._find(one.row)
             if request is not None:
                 request.rounds += 1
                 request.drafted += one.drafted

@@ -6,13 +6,13 @@ from typing import Any
 
 from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
 from hearth.actors.encodings import ImageArenas
-from hearth.actors.executor_messages import Offer
+from hearth.actors.executor_messages import Schedule
 from hearth.actors.image_work import ImageTimes
-from hearth.actors.messages import ExecutorLimits, RowsEnded, RowsFailed, RowsPlaced, Submit
+from hearth.actors.messages import ExecutorLimits, RowsFailed, Submit
 from hearth.actors.scheduler_policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
-from tests.actors.simulation import ready
+from tests.actors.simulation import output, ready
 
 SETTINGS = PolicySettings(fill_wait_ms=0.0, ageing_s=1.0)
 LIMITS = ExecutorLimits(max_batch=2, max_prompt_tokens=100, max_total_tokens=200)
@@ -44,12 +44,16 @@ class House:
         self.hear(Encoded(number, TIMES))
 
     def cancel(self, rid: int) -> None:
-        self.does(self.policy.cancel(rid))
+        self.policy.cancel(rid)
+        self.does([])
+
+    def tell(self, **changes: Any) -> None:
+        """Have the executor tell this of its rows."""
+        self.does(self.policy.update(output(**changes), self.now))
 
     def end(self, rid: int) -> None:
-        self.policy.rows_placed(RowsPlaced(1, [rid]), self.now)
-        self.policy.rows_ended(RowsEnded(1, [rid]), self.now)
-        self.does([])
+        self.policy.update(output(placed=[rid]), self.now)
+        self.tell(finished=[rid])
 
     def take(self, kind: type[Any]) -> list[Any]:
         """What has been sent of one kind since."""
@@ -58,7 +62,7 @@ class House:
         return taken
 
     def offered(self) -> dict[int, Any]:
-        return {one.rid: one.row for offer in self.take(Offer) for one in offer.rows}
+        return {rid: row for one in self.take(Schedule) for rid, row in one.new.items()}
 
     def senders(self) -> list[int]:
         """Who sent the pictures that the encoder has been given since."""

@@ -6,24 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import zmq
 
-from hearth.actors.actor_message import FromExecutor
+from hearth.actors.encoder_messages import Encoded, EncodeFailed
 from hearth.actors.executor import ExecutorActor
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Schedule
 from hearth.actors.executor_tower import ExecutorTower
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
-from hearth.actors.messages import (
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-    Shutdown,
-    Step,
-    TokenizerMessage,
-)
+from hearth.actors.messages import RowsFailed, Shutdown, StepOutput, TokenizerMessage
 from hearth.actors.supervisor_messages import AdapterAnswer, SupervisorMessage
 from hearth.actors.tower_memory import TowerMemory
 from hearth.runtime.errors import HearthError
@@ -32,7 +24,6 @@ from hearth.runtime.request import RowRequest
 from tests.actors.mail import next_mail
 
 INCARNATION = 4
-Told = TypeVar("Told", bound=FromExecutor)
 
 
 @dataclass
@@ -45,8 +36,11 @@ class House:
     supervisor: Receiver[SupervisorMessage]
     actor: ExecutorActor
     failures: list[Exception] = field(default_factory=list)
-    heard: list[FromExecutor] = field(default_factory=list)
+    heard: list[StepOutput] = field(default_factory=list)
     thread: threading.Thread | None = None
+    seq: int = 0
+    wanted: list[tuple[float, int]] = field(default_factory=list)
+    marked: dict[str, list[int]] = field(default_factory=dict)
 
     def start(self) -> None:
         def run() -> None:
@@ -59,31 +53,83 @@ class House:
         self.thread.start()
 
     def offer(self, *rows: tuple[int, RowRequest], order: float = 0.0) -> None:
-        self.work.post(Offer([Offered(rid, row, order) for rid, row in rows]))
+        """Want these rows beside those that are wanted already."""
+        self.wanted += [(order, rid) for rid, _ in rows]
+        self.wanted.sort(key=lambda one: one[0])
+        self.schedule(dict(rows))
+
+    def withdraw(self, *rids: int) -> None:
+        """Want these rows no longer."""
+        self.wanted = [one for one in self.wanted if one[1] not in rids]
+        self.schedule()
+
+    def mark(self, how: str, *rids: int) -> None:
+        """Have these rows preempted, urgent or cancelled from now on."""
+        self.marked.setdefault(how, []).extend(rids)
+        self.schedule()
+
+    def schedule(self, new: dict[int, RowRequest] | None = None, heard: int = 0) -> None:
+        """Post all that is wanted now."""
+        self.seq += 1
+        rows = [rid for _, rid in self.wanted]
+        self.work.post(Schedule(INCARNATION, self.seq, heard, rows, new or {}, **self.marked))
 
     def tokens(self) -> dict[int, list[int]]:
         """All tokens by request until nothing has come for a while, in order."""
         while self.hear(0.3) is not None:
             pass
         found: dict[int, list[int]] = {}
-        for step in self.of(Step):
+        for step in self.steps:
             for rid, token in zip(step.rids, step.tokens, strict=True):
                 found.setdefault(rid, []).append(token.token_id)
         return found
 
-    def hear(self, timeout_s: float) -> FromExecutor | None:
+    def hear(self, timeout_s: float) -> StepOutput | None:
         """The next message to the tokenizer; all are kept too."""
         message = next_mail(self.tokenizer, timeout_s)
         if message is None:
             return None
-        assert isinstance(message, FromExecutor)
-        assert message.incarnation == INCARNATION
+        assert isinstance(message, StepOutput)
+        assert (message.incarnation, message.number) == (INCARNATION, len(self.heard) + 1)
         self.heard.append(message)
         return message
 
-    def of(self, kind: type[Told]) -> list[Told]:
-        """What has been heard of one kind."""
-        return [message for message in self.heard if isinstance(message, kind)]
+    @property
+    def steps(self) -> list[StepOutput]:
+        """Outputs of steps, as far as heard."""
+        return [one for one in self.heard if one.tokens]
+
+    @property
+    def placed(self) -> list[list[int]]:
+        """Requests that got places together, as far as heard."""
+        return [one.placed for one in self.heard if one.placed]
+
+    @property
+    def preempted(self) -> list[tuple[int, list[int]]]:
+        """Rows that came back, with their tokens."""
+        return [row for one in self.heard for row in one.preempted.items()]
+
+    @property
+    def failed(self) -> list[RowsFailed]:
+        """Failures of rows."""
+        return [failure for one in self.heard for failure in one.failed]
+
+    @property
+    def images(self) -> list[Encoded | EncodeFailed]:
+        """Images that are done, or have failed."""
+        return [image for one in self.heard for image in one.images]
+
+    def hear_until(self, what: str, count: int = 1) -> Any:
+        """Hear until so many of `steps`, `failed` and so on are known; the latest of these."""
+        while len(getattr(self, what)) < count:
+            assert self.hear(5) is not None, f"there are no {what}"
+        return getattr(self, what)[count - 1]
+
+    def hear_of(self, seq: int) -> StepOutput:
+        """Hear until the executor has seen this schedule."""
+        while not self.heard or self.heard[-1].seq < seq:
+            assert self.hear(5) is not None, f"schedule {seq} was not seen"
+        return self.heard[-1]
 
     def adapter_answer(self) -> AdapterAnswer:
         """The next word to the supervisor of an adapter."""
@@ -91,31 +137,14 @@ class House:
             assert message is not None, "no answer was given"
         return message
 
-    def hear_until(self, kind: type[Told], count: int = 1) -> Told:
-        """Hear until there are so many messages of one kind; the latest of these."""
-        while len(self.of(kind)) < count:
-            assert self.hear(5) is not None, f"no {kind.__name__} was told"
-        return self.of(kind)[count - 1]
-
     def finish(self, *rids: int) -> None:
         """Hear until these rows have ended."""
         left = set(rids)
         while left:
-            message = self.hear(5)
-            assert message is not None, f"{left} have not ended"
-            match message:
-                case Step():
-                    pairs = zip(message.rids, message.tokens, strict=True)
-                    left -= {rid for rid, token in pairs if token.finish is not None}
-                case RowsEnded() | RowsFailed():
-                    left -= set(message.rids)
-                case RowsReturned():
-                    left -= {*message.unplaced, *(one.rid for one in message.released)}
-
-    @property
-    def placed(self) -> list[list[int]]:
-        """Who got places together, as far as heard."""
-        return [message.rids for message in self.of(RowsPlaced)]
+            output = self.hear(5)
+            assert output is not None, f"{left} have not ended"
+            failed = [rid for failure in output.failed for rid in failure.rids]
+            left -= {*output.finished, *output.preempted, *failed}
 
     def join(self) -> None:
         assert self.thread
@@ -147,7 +176,7 @@ def open_house(
         to_tokenizer=connect("tokenizer"),
         to_supervisor=to_supervisor,
         runtime=runtime,
-        tower=ExecutorTower(INCARNATION, tower),
+        tower=ExecutorTower(tower),
         ask=ask,
     )
     made = House(

@@ -14,10 +14,9 @@ from hearth.actors.encoder_messages import (
     EncoderReady,
     Patched,
     RunTower,
-    TowerRan,
 )
 from hearth.actors.encodings import IN_FLIGHT
-from hearth.actors.executor_messages import Offer
+from hearth.actors.executor_messages import Schedule
 from hearth.actors.image_work import ImageTimes
 from hearth.actors.messages import Embedded
 from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
@@ -105,9 +104,9 @@ class ImageSimulation(Simulation):
                     super()._apply([decision])
 
     def _mail(self, message: Any) -> None:
-        if isinstance(message, Offer):
-            for one in message.rows:
-                assert not one.row.images or one.rid in self.embedded
+        if isinstance(message, Schedule):
+            for rid, row in message.new.items():
+                assert not row.images or rid in self.embedded
         super()._mail(message)
 
     def _write(self, work: Encode) -> None:
@@ -154,7 +153,7 @@ class ImageSimulation(Simulation):
         def action() -> None:
             if executor is self.executor:
                 self._give_back([self._towers.pop(number)])
-                told = TowerRan(executor.incarnation, number, self._encode_s)
+                told = Encoded(number, ImageTimes(engine_s=self._encode_s))
                 self._apply(self.policy.images_told(told, self.now))
 
         self.at(self.now + self._encode_s, action)

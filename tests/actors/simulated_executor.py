@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from hearth.actors.actor_message import FromExecutor
-from hearth.actors.executor_messages import Offer, Offered, Release, Revoke
-from hearth.actors.messages import Cancel, Continuation, RowsEnded, RowsPlaced, RowsReturned, Step
+from hearth.actors.executor_messages import ExecutorMessage, Schedule
+from hearth.actors.executor_rows import ExecutorRows
+from hearth.actors.messages import StepOutput
 from hearth.runtime.request import RowToken
-
-Control = Cancel | Revoke | Release
 
 
 @dataclass
@@ -26,12 +24,10 @@ class SimulatedRow:
     placed: float = 0.0
     begun: bool = False
     decode_s: float = 0.0
-    released: bool = False
-    urgent: bool = False
 
     @property
     def has_paid(self) -> bool:
-        return self.urgent or (not self.left_s and self.decode_s >= self.prefill_s)
+        return not self.left_s and self.decode_s >= self.prefill_s
 
 
 class SimulatedExecutor:
@@ -48,7 +44,7 @@ class SimulatedExecutor:
         places: int,
         step_s: float,
         prefill_s: float,
-        tell: Callable[[FromExecutor], None],
+        tell: Callable[[StepOutput], None],
         chunk_s: float | None = None,
     ) -> None:
         self.incarnation, self.places = incarnation, places
@@ -57,8 +53,8 @@ class SimulatedExecutor:
         self._prefills = False
         # What the step that goes on takes off the rest of a row's prefill.
         self._reading: dict[int, float] = {}
-        self.mail: list[Offer | Control] = []
-        self.offered: list[Offered] = []
+        self.mail: list[ExecutorMessage] = []
+        self.state = ExecutorRows(incarnation)
         self.rows: dict[int, SimulatedRow] = {}
         # The requests of each step, oldest first.
         self.steps: list[list[int]] = []
@@ -69,12 +65,15 @@ class SimulatedExecutor:
         """Read mail and place rows; how long the step takes that begins now, if one does."""
         mail, self.mail = self.mail, []
         for message in mail:
-            self._read(message)
-        for row in [row for row in self.rows.values() if row.released and row.has_paid]:
-            del self.rows[row.rid]
-            told = Continuation(row.rid, row.generated)
-            self._tell(RowsReturned(self.incarnation, [told]))
+            if isinstance(message, Schedule):
+                for rid in self.state.update(message):
+                    del self.rows[rid]
+        urgent = self.state.preempted
+        for row in [row for row in self.rows.values() if row.rid in urgent]:
+            if urgent[row.rid] or row.has_paid:
+                self.state.preempt(row.rid, self.rows.pop(row.rid).generated)
         self._place()
+        self._say()
         if not self.rows:
             return None
         self._reading = self._choose()
@@ -87,7 +86,7 @@ class SimulatedExecutor:
 
     def step(self, ended: float) -> None:
         """The step that began at the last border has ended: each row of it has a token more."""
-        rids, tokens, placed = [], [], {}
+        tokens, placed = [], {}
         for row in list(self.rows.values()):
             if row.left_s or self._prefills:
                 row.left_s -= self._reading.get(row.rid, 0.0)
@@ -100,12 +99,17 @@ class SimulatedExecutor:
                 row.begun, placed[row.rid] = True, row.placed
             row.generated.append(1)
             ends = len(row.generated) == row.target
-            rids.append(row.rid)
-            tokens.append(RowToken(0, 1, finish="length" if ends else None))
+            tokens.append(RowToken(row.rid, 1, finish="length" if ends else None))
             if ends:
                 del self.rows[row.rid]
-        if rids:
-            self._tell(Step(self.incarnation, rids, tokens, ended, placed))
+        if tokens:
+            self.state.generate(tokens, ended, placed)
+        self._say()
+
+    def _say(self) -> None:
+        output = self.state.take_output()
+        if output is not None:
+            self._tell(output)
 
     def _choose(self) -> dict[int, float]:
         """Of which rows how much prefill is done in the next step."""
@@ -119,45 +123,22 @@ class SimulatedExecutor:
         return {joiners[0].rid: min(joiners[0].left_s, self._chunk_s)}
 
     def _place(self) -> None:
-        """Give free places to the offered rows that are next, of those of the adapter in use."""
-        if not self.rows and self.offered:
-            self.adapters.append(self.offered[0].row.options.adapter)
-        fitting = [one for one in self.offered if one.row.options.adapter == self.adapters[-1]]
+        """Give free places to the rows that are next, of those of the adapter in use."""
+        waiting = self.state.waiting
+        if not self.rows and waiting:
+            self.adapters.append(next(iter(waiting.values())).options.adapter)
+        fitting = [rid for rid, row in waiting.items() if row.options.adapter == self.adapters[-1]]
         joining = fitting[: self.places - len(self.rows)]
-        self.offered = [one for one in self.offered if one not in joining]
-        for one in joining:
-            cost = self._prefill_s * len(one.row.token_ids)
-            generated = one.row.token_ids[one.row.prompt_length :]
-            target = one.row.options.max_tokens or 0
-            adapter = one.row.options.adapter
-            self.rows[one.rid] = SimulatedRow(one.rid, target, adapter, generated, cost, cost)
+        for rid in joining:
+            row = waiting[rid]
+            cost = self._prefill_s * len(row.token_ids)
+            generated = row.token_ids[row.prompt_length :]
+            target = row.options.max_tokens or 0
+            adapter = row.options.adapter
+            self.rows[rid] = SimulatedRow(rid, target, adapter, generated, cost, cost)
         assert len({row.adapter for row in self.rows.values()}) <= 1, "one step has one adapter"
         if joining:
-            self._tell(RowsPlaced(self.incarnation, [one.rid for one in joining]))
-
-    def _read(self, message: Offer | Control) -> None:
-        match message:
-            case Offer(rows):
-                self.offered = sorted([*self.offered, *rows], key=lambda one: one.order)
-            case Release(rids, at_once):
-                for row in self._of(rids):
-                    row.released = True
-                    row.urgent = at_once
-            case Revoke(rids):
-                if left := self._withdraw(rids):
-                    self._tell(RowsReturned(self.incarnation, unplaced=left))
-            case Cancel(rid):
-                placed = self.rows.pop(rid, None) is not None
-                if placed or self._withdraw([rid]):
-                    self._tell(RowsEnded(self.incarnation, [rid]))
-
-    def _of(self, rids: list[int]) -> Iterator[SimulatedRow]:
-        return (self.rows[rid] for rid in rids if rid in self.rows)
-
-    def _withdraw(self, rids: list[int]) -> list[int]:
-        left = [one.rid for one in self.offered if one.rid in rids]
-        self.offered = [one for one in self.offered if one.rid not in rids]
-        return left
+            self.state.place(joining, joining, 0.0)
 
 
 def _rest(row: SimulatedRow) -> float:

@@ -2,39 +2,53 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearth.actors.actor_message import FromExecutor
-from hearth.actors.executor_messages import Offer
-from hearth.actors.executor_word import ExecutorWord, Told
+from hearth.actors.executor_messages import Schedule
 from hearth.actors.messages import (
     Accepted,
-    ExecutorGone,
     ExecutorLimits,
+    ExecutorLost,
     ExecutorReady,
     Request,
     RowsCut,
-    RowsEnded,
     RowsFailed,
-    RowsPlaced,
-    RowsReturned,
     SchedulerReport,
-    Step,
+    StepOutput,
     Submit,
 )
+from hearth.actors.request_state import RequestState, RequestStatus
 from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from hearth.actors.waiting_queue import Entry
 from hearth.runtime.request import RequestOptions
 from tests.actors.simulated_executor import SimulatedExecutor
 
+SEEN = 1 << 60
+"""The number of a schedule that is newer than any."""
+_NUMBERS = itertools.count(1)
 LIMITS = ExecutorLimits(max_batch=8, max_prompt_tokens=4000, max_total_tokens=8000)
 
 
 def ready(limits: ExecutorLimits, incarnation: int = 1) -> ExecutorReady:
-    return ExecutorReady(incarnation, "w", "c", limits)
+    return ExecutorReady(incarnation, "w", limits)
+
+
+def output(incarnation: int = 1, seq: int = 0, **changes: Any) -> StepOutput:
+    """The next output of an executor that has seen the schedule of this number."""
+    return StepOutput(incarnation, next(_NUMBERS), seq, **changes)
+
+
+def schedule_of(decisions: list[Any]) -> Schedule:
+    """The one schedule among what is to be sent."""
+    (found,) = [one for one in decisions if isinstance(one, Schedule)]
+    return found
+
+
+def new_rows(decisions: list[Any]) -> list[int]:
+    """The requests that the executor is sent, as far as it is sent a schedule."""
+    return [rid for one in decisions if isinstance(one, Schedule) for rid in one.new]
 
 
 def submit(
@@ -53,10 +67,10 @@ def submit(
     return Submit(request, [1] * prompt)
 
 
-def entry(rid: int, queued: float = 0.0, **asked: Any) -> Entry:
+def entry(rid: int, queued: float = 0.0, **asked: Any) -> RequestState:
     """The same as it waits."""
     message = submit(rid, **asked)
-    return Entry(message.request, message.token_ids, encoded=0.0, queued=queued)
+    return RequestState(message.request, message.token_ids, encoded=0.0, queued=queued)
 
 
 @dataclass
@@ -77,9 +91,11 @@ class Outcome:
 
 
 class Simulation:
-    """A scheduler policy, the tokenizer's word on rows, an executor, and a clock that jumps.
+    """A scheduler policy, a tokenizer that passes on outputs, an executor, and a clock that jumps.
 
-    What the executor says takes `lag_s` to the tokenizer, and as long again to the policy.
+    What the executor says takes `lag_s` to the tokenizer, and as long again to the policy. `post`
+    says when each message to the executor comes there, in seconds from now: never, where it is
+    lost, or several times. `echo` says the same of outputs to the policy, which are not lost.
     """
 
     def __init__(
@@ -92,6 +108,8 @@ class Simulation:
         ready_at: float = 0.0,
         lag_s: float = 0.0,
         chunk_s: float | None = None,
+        post: Callable[[], Sequence[float]] = lambda: (0.0,),
+        echo: Callable[[], Sequence[float]] = lambda: (0.0,),
     ) -> None:
         self.policy = SchedulerPolicy(settings)
         self.settings, self.limits = settings, limits
@@ -99,8 +117,9 @@ class Simulation:
         self.outcomes: dict[int, Outcome] = {}
         self.executor: SimulatedExecutor | None = None
         self.executors: list[SimulatedExecutor] = []
-        self.revoked = 0
-        self._word = ExecutorWord()
+        self.withdrawn = 0
+        self._post, self._echo = post, echo
+        self._heard = 0
         self._step_s, self._prefill_s, self._lag_s = step_s, prefill_s_per_token, lag_s
         self._chunk_s = chunk_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -127,7 +146,7 @@ class Simulation:
 
     def cancel(self, when: float, rid: int) -> None:
         def action() -> None:
-            self._apply(self.policy.cancel(rid))
+            self.policy.cancel(rid)
             if rid in self.outcomes:
                 self._end(rid, "cancelled")
 
@@ -140,7 +159,7 @@ class Simulation:
     def lose(self, when: float, ready_again: float) -> None:
         def action() -> None:
             self.executor = None
-            self._apply(self.policy.executor_lost("killed", self.now))
+            self._pass_on(ExecutorLost("killed"))
 
         self.at(when, action)
         self.at(ready_again, self.make_ready)
@@ -156,7 +175,7 @@ class Simulation:
         )
         self.executor = made
         self.executors.append(made)
-        self._working = False
+        self._working, self._heard = False, 0
         told = ready(self.limits, made.incarnation)
         self._apply(self.policy.executor_ready(told, self.now))
 
@@ -181,43 +200,52 @@ class Simulation:
             # Rows put back at the hold limit were admitted before and are never refused.
             assert load.queued <= self.settings.queue_requests + self.limits.max_batch
         assert load.running <= load.places
-        house = self.policy._house
-        assert len(house.offered) <= house.places
-        assert house.unplaced <= 2 * house.places
+        running = self.policy._running
+        assert len(running.scheduled) <= running.places
+        assert running.unplaced <= 2 * running.places
         if self.settings.batching == "synchronous":
-            assert len(house) <= house.places
+            assert len(running) <= running.places
 
     def _apply(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
                 case Accepted(rid):
                     self.outcomes[rid].accepted.append(self.now)
-                case RowsFailed(_, rids, code):
+                case RowsFailed(rids, code):
                     for rid in rids:
                         self._fail(rid, code)
                 case RowsCut(rids):
                     for rid in rids:
                         self._end(rid, "cut")
-                case ExecutorGone():
-                    for told in self._word.bury(decision):
-                        self._hear(told)
-                        self._pass_on(told)
                 case SchedulerReport():
                     raise AssertionError("nobody has asked")
                 case _:
                     self._mail(decision)
 
     def _mail(self, message: Any) -> None:
-        assert self.executor is not None, "nothing is sent to a dead executor"
-        self.revoked += type(message).__name__ == "Revoke"
-        if isinstance(message, Offer):
-            for one in message.rows:
-                done = len(one.row.token_ids) - one.row.prompt_length
-                assert len(self.outcomes[one.rid].tokens) == done, "no token is made twice"
-        self.executor.mail.append(message)
+        if self.executor is None:
+            # It has died, of which the policy is about to hear.
+            assert self._lag_s
+            return
+        if isinstance(message, Schedule):
+            for rid, row in message.new.items():
+                done = len(row.token_ids) - row.prompt_length
+                assert len(self.outcomes[rid].tokens) == done, "no token is made twice"
+            self.withdrawn += sum(
+                row.status is RequestStatus.WITHDRAWING and row.seq == message.seq
+                for row in self.policy._running
+            )
+        for seconds in self._post():
+            if seconds:
+                self._later(seconds, self.executor, lambda one: self._deliver(one, message))
+            else:
+                self._deliver(self.executor, message)
+
+    def _deliver(self, executor: SimulatedExecutor, message: Any) -> None:
+        executor.mail.append(message)
         if not self._working:
             self._working = True
-            self._later(0.0, self.executor, self._turn)
+            self._later(0.0, executor, self._turn)
 
     def _later(
         self,
@@ -237,50 +265,43 @@ class Simulation:
         executor.step(self.now)
         self._turn(executor)
 
-    def _tell(self, message: FromExecutor) -> None:
+    def _tell(self, output: StepOutput) -> None:
         if self._lag_s:
-            self.at(self.now + self._lag_s, lambda: self._heed(message))
+            self.at(self.now + self._lag_s, lambda: self._heed(output))
         else:
-            self._heed(message)
+            self._heed(output)
 
-    def _heed(self, message: FromExecutor) -> None:
+    def _heed(self, output: StepOutput) -> None:
         """The tokenizer hears of the executor."""
-        if self._word.heeds(message):
-            self._hear(message)
-            if (told := self._word.passes_on(message)) is not None:
-                self._pass_on(told)
+        executor = self.executor
+        if executor is None or output.incarnation != executor.incarnation:
+            return
+        assert output.number == self._heard + 1
+        self._heard = output.number
+        for rid in output.placed:
+            self.outcomes[rid].placed.append(self.now)
+        for rid in output.rids:
+            if not self.outcomes[rid].ends:
+                self.outcomes[rid].tokens.append(self.now)
+        for rid in output.finished:
+            self._end(rid, "done")
+        if (told := output.without_tokens()) is not None:
+            for seconds in self._echo():
+                self._pass_on(told, seconds)
 
-    def _hear(self, message: FromExecutor) -> None:
-        match message:
-            case RowsPlaced(_, rids):
-                for rid in rids:
-                    self.outcomes[rid].placed.append(self.now)
-            case Step(_, rids, tokens):
-                for rid, token in zip(rids, tokens, strict=True):
-                    if not self.outcomes[rid].ends:
-                        self.outcomes[rid].tokens.append(self.now)
-                    if token.finish is not None:
-                        self._end(rid, "done")
-            case RowsFailed(_, rids, code):
-                for rid in rids:
-                    self._fail(rid, code)
-
-    def _pass_on(self, told: Told) -> None:
-        if self._lag_s:
-            self.at(self.now + self._lag_s, lambda: self._to_policy(told))
+    def _pass_on(self, told: StepOutput | ExecutorLost, late_s: float = 0.0) -> None:
+        seconds = self._lag_s + late_s
+        if seconds:
+            self.at(self.now + seconds, lambda: self._to_policy(told))
         else:
             self._to_policy(told)
 
-    def _to_policy(self, told: Told) -> None:
+    def _to_policy(self, told: StepOutput | ExecutorLost) -> None:
         match told:
-            case RowsPlaced():
-                self.policy.rows_placed(told, self.now)
-            case RowsEnded():
-                self.policy.rows_ended(told, self.now)
-            case RowsFailed():
-                self._apply(self.policy.rows_failed(told, self.now))
-            case RowsReturned():
-                self._apply(self.policy.rows_returned(told, self.now))
+            case StepOutput():
+                self._apply(self.policy.update(told, self.now))
+            case ExecutorLost(reason):
+                self._apply(self.policy.executor_lost(reason, self.now))
 
     def _fail(self, rid: int, code: str) -> None:
         assert rid not in self._failed, "a request fails once"

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.actors.executor_messages import Release, Revoke
-from hearth.actors.messages import Continuation, RowsEnded, RowsPlaced, RowsReturned
 from hearth.actors.scheduler_policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from tests.actors.simulation import LIMITS, Simulation, ready, submit
+from tests.actors.simulation import LIMITS, Simulation, output, ready, schedule_of, submit
 
 SETTINGS = PolicySettings(adapter_turn_ms=500.0, queue_requests=4096, queue_tokens=1 << 30)
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
@@ -114,13 +112,14 @@ def test_a_row_that_got_its_place_at_the_end_of_a_turn_gives_way_as_the_others()
     for rid, name in enumerate("aab", 1):
         policy.submit(submit(rid, adapter=name, client=rid), 0.0)
     policy.tick(0.0)
-    policy.rows_placed(RowsPlaced(1, [1]), 0.0)
+    policy.update(output(placed=[1]), 0.0)
     policy.tick(0.0)
-    policy.rows_ended(RowsEnded(1, [], begun=[1]), 0.01)
-    assert policy.tick(0.6)[:2] == [Revoke([2]), Release([1])]
-    policy.rows_returned(RowsReturned(1, [Continuation(1, [7])]), 0.6)
-    policy.rows_placed(RowsPlaced(1, [2]), 0.6)
-    assert policy.tick(0.6) == [Release([2])]
+    policy.update(output(begun={1: 0.0}), 0.01)
+    wanted = schedule_of(policy.tick(0.6))
+    assert (wanted.rows, wanted.preempted) == ([3], [1])
+    policy.update(output(preempted={1: [7]}), 0.6)
+    policy.update(output(placed=[2]), 0.6)
+    assert schedule_of(policy.tick(0.6)).preempted == [2]
 
 
 def test_a_higher_priority_ends_a_turn_and_a_lower_one_waits_for_it() -> None:

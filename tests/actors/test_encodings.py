@@ -4,14 +4,7 @@ from hearth.actors.arena import slot_bytes
 from hearth.actors.encoder_messages import DropWork, Encode, EncodeFailed, EncoderLost, EncoderReady
 from hearth.actors.encodings import IN_FLIGHT
 from hearth.actors.image_work import ImageTimes
-from hearth.actors.messages import (
-    Accepted,
-    Continuation,
-    Embedded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-)
+from hearth.actors.messages import Accepted, Embedded, RowsFailed
 from hearth.actors.scheduler_policy import SchedulerPolicy
 from hearth.runtime.images import ImageLayout
 from tests.actors.encoding_house import LIMITS, SETTINGS, House
@@ -231,8 +224,8 @@ def test_a_row_that_was_put_back_finds_its_embeddings_still_there() -> None:
     house.submit(submit_images(1, "cat"))
     house.encode(house.take(Encode)[0].number)
     images = house.offered()[1].images
-    house.policy.rows_placed(RowsPlaced(1, [1]), house.now)
-    house.does(house.policy.rows_returned(RowsReturned(1, [Continuation(1, [7])]), house.now))
+    house.tell(placed=[1])
+    house.tell(preempted={1: [7]})
     row = house.offered()[1]
     assert (row.images, row.token_ids[-1], row.prompt_length) == (images, 7, 6)
     house.submit(submit_images(2, "dog"))
@@ -245,7 +238,6 @@ def test_embeddings_outlive_an_executor_and_those_who_had_not_begun_are_offered_
     house.encode(house.take(Encode)[0].number)
     images = house.offered()[1].images
     house.does(house.policy.executor_lost("killed", house.now))
-    house.does(house.policy.rows_returned(RowsReturned(1, unplaced=[1]), house.now))
     house.does(house.policy.executor_ready(ready(LIMITS, 2), house.now))
     assert house.offered()[1].images == images
     assert house.take(Encode) == []
@@ -255,7 +247,7 @@ def test_embeddings_stay_while_the_executor_has_not_said_that_a_cancelled_row_le
     house = House(arenas(embeddings=1))
     house.submit(submit_images(1, "cat"))
     house.encode(house.take(Encode)[0].number)
-    house.policy.rows_placed(RowsPlaced(1, [1]), house.now)
+    house.tell(placed=[1])
     house.cancel(1)
     house.submit(submit_images(2, "dog"))
     assert house.failed() == [([2], "queue_full", "image_cache_bytes")]

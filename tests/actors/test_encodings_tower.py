@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hearth.actors.encoder_messages import Encode, Patched, RunTower, TowerFailed, TowerRan
+from hearth.actors.encoder_messages import Encode, Encoded, EncodeFailed, Patched, RunTower
 from hearth.actors.image_work import ImageTimes
 from hearth.actors.messages import Embedded
 from tests.actors.encoding_house import LIMITS, TIMES, House
@@ -28,7 +28,7 @@ def test_on_a_gpu_the_executor_runs_the_tower() -> None:
     house.hear(Patched(cat.number, ImageTimes(0.1, 0.2)))
     (run,) = house.take(RunTower)
     assert (run.patches, run.target, run.layout) == (cat.patches, cat.target, cat.work.layout)
-    house.hear(TowerRan(1, run.number, 0.4))
+    house.tell(images=[Encoded(run.number, ImageTimes(engine_s=0.4))])
     assert house.take(Embedded)[0].times == TIMES
     assert list(house.offered()) == [1]
 
@@ -39,7 +39,7 @@ def test_a_tower_that_fails_or_dies_ends_what_it_had() -> None:
     one, two = house.take(Encode)
     house.hear(Patched(one.number, TIMES))
     assert len(house.take(RunTower)) == 1
-    house.hear(TowerFailed(1, [one.number], "encoder_failed", "the tower failed"))
+    house.tell(images=[EncodeFailed(one.number, "encoder_failed", "the tower failed")])
     assert house.failed() == [([1], "encoder_failed", "images[0]")]
     house.hear(Patched(two.number, TIMES))
     assert len(house.take(RunTower)) == 1

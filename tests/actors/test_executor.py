@@ -8,24 +8,14 @@ import pytest
 import structlog
 
 from hearth.actors import executor as executor_module
-from hearth.actors.executor_messages import Release, Retire, Revoke
-from hearth.actors.messages import (
-    Cancel,
-    Continuation,
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-    SetLogLevel,
-    Shutdown,
-    Step,
-)
+from hearth.actors.executor_messages import Retire
+from hearth.actors.messages import SetLogLevel, Shutdown
 from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
-from tests.actors.executor_house import INCARNATION, House, open_house
+from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mail import next_mail
 
@@ -48,22 +38,17 @@ def row(
     return rid, RowRequest(token_ids=[first, 2, *generated], prompt_length=2, options=options)
 
 
-def returned(house: House) -> list[int]:
-    """The rows that came back without ever having had a place."""
-    return [rid for message in house.of(RowsReturned) for rid in message.unplaced]
-
-
 def test_offered_rows_get_places_and_run_to_their_end(house: House) -> None:
     house.offer(row(7, 2), row(8, 3))
     house.start()
     asked = time.monotonic()
     house.finish(7, 8)
-    assert [type(message) for message in house.heard] == [RowsPlaced, Step, Step, Step]
-    assert house.placed == [[7, 8]]
-    first = house.of(Step)[0]
-    assert first.rids == [7, 8]
-    assert set(first.placed) == {7, 8}
-    assert asked - 5 < first.placed[7] <= first.ended
+    before, first, *_ = house.heard
+    assert (before.seq, before.placed, before.tokens) == (1, [7, 8], [])
+    assert (len(house.heard), first.rids) == (4, [7, 8])
+    assert set(first.begun) == {7, 8}
+    assert asked - 5 < first.begun[7] <= first.ended
+    assert [step.finished for step in house.steps] == [[], [7], [8]]
     assert house.tokens() == {7: [100, 101], 8: [100, 101, 102]}
 
 
@@ -71,13 +56,12 @@ def test_a_row_joins_between_two_steps_of_the_others(house: House, runtime: Fake
     def before(step: int) -> None:
         if step == 3:
             house.offer(row(8, 2))
-            time.sleep(0.05)
 
     runtime.before_step = before
     house.offer(row(7, 6))
     house.start()
     house.finish(7)
-    assert [step.rids for step in house.of(Step)] == [[7], [7], [7], [8], [7, 8], [7], [7]]
+    assert [step.rids for step in house.steps] == [[7], [7], [7], [8], [7, 8], [7], [7]]
     assert house.placed == [[7], [8]]
 
 
@@ -91,7 +75,7 @@ def test_a_place_is_taken_at_the_border_at_which_it_frees_in_the_offered_order(
     house.start()
     house.finish(1, 2, 3, 4)
     assert house.placed == [[1, 2], [4], [3]]
-    steps = [step.rids for step in house.of(Step)]
+    steps = [step.rids for step in house.steps]
     assert steps == [[1, 2], [1, 2], [4], [2, 4], [3], [2, 3], [3]]
 
 
@@ -106,8 +90,7 @@ def test_cancel_between_steps_ends_one_row_and_is_answered(
 ) -> None:
     def before(step: int) -> None:
         if step == 3:
-            house.control.post(Cancel(7))
-            time.sleep(0.05)
+            house.mark("cancelled", 7)
 
     runtime.before_step = before
     house.offer(row(7, 50), row(8, 6))
@@ -115,53 +98,58 @@ def test_cancel_between_steps_ends_one_row_and_is_answered(
     tokens = house.tokens()
     assert len(tokens[7]) == 3
     assert len(tokens[8]) == 6
-    assert house.of(RowsEnded) == [RowsEnded(INCARNATION, [7])]
     assert runtime.left == [0]
+    assert house.heard[-1].seq == house.seq
 
 
 def test_a_cancelled_offer_never_gets_a_place(house: House, runtime: FakeRuntime) -> None:
     def before(step: int) -> None:
         if step == 2:
-            house.control.post(Cancel(8))
-            time.sleep(0.05)
+            house.mark("cancelled", 8)
 
     runtime.places, runtime.before_step = 1, before
     house.offer(row(7, 4), row(8), row(9))
     house.start()
     house.finish(9)
     assert house.placed == [[7], [9]]
-    assert house.of(RowsEnded) == [RowsEnded(INCARNATION, [8])]
+    assert house.heard[-1].seq == house.seq
 
 
-def test_a_cancel_or_revocation_that_overtakes_its_offer_is_kept(house: House) -> None:
-    for message in (Cancel(7), Revoke([8]), Revoke([9]), Cancel(9), Cancel(10), Revoke([10])):
-        house.control.post(message)
-    house.offer(row(7), row(8), row(9))
-    house.offer(row(10), row(11))
+def test_a_row_whose_request_is_lost_is_missed_until_it_comes(house: House) -> None:
+    (rid, lost), other = row(7), row(8, 1)
+    house.wanted = [(0.0, rid)]
+    house.offer(other, order=1.0)
     house.start()
-    house.finish(11)
-    assert house.placed == [[11]]
-    assert [message.rids for message in house.of(RowsEnded)] == [[7], [9], [10]]
-    assert returned(house) == [8]
-
-
-def test_rows_that_were_given_back_can_be_offered_again(house: House) -> None:
-    house.control.post(Revoke([8]))
-    house.offer(row(8))
-    house.offer(row(8))
-    house.start()
+    assert house.hear_of(1).missing == [7]
     house.finish(8)
-    assert house.tokens() == {8: [100, 101, 102]}
-    assert returned(house) == [8]
+    house.schedule({rid: lost})
+    house.finish(7)
+    assert house.placed == [[8], [7]]
+    assert house.heard[-1].missing == []
 
 
-def test_early_words_are_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor_module, "_EARLY", 3)
-    for rid in (1, 2, 3, 4):
-        house.control.post(Cancel(rid))
-    house.offer(row(1), row(4))
+def test_rows_that_were_given_up_can_be_wanted_again(house: House) -> None:
+    house.offer(row(8))
+    house.withdraw(8)
     house.start()
-    assert set(house.tokens()) == {1}
+    house.hear_of(2)
+    house.offer(row(8))
+    house.finish(8)
+    assert house.placed == [[8]]
+    assert house.tokens() == {8: [100, 101, 102]}
+
+
+def test_a_row_is_remembered_until_its_end_has_been_heard(house: House) -> None:
+    house.offer(row(7, 1))
+    house.start()
+    house.finish(7)
+    # The scheduler had not heard of it, and sent its request once more.
+    house.schedule(dict([row(7, 1)]))
+    assert house.hear_of(2).missing == []
+    assert house.placed == [[7]]
+    house.schedule(dict([row(7, 2)]), heard=len(house.heard))
+    house.finish(7)
+    assert house.placed == [[7], [7]]
 
 
 def test_a_revocation_takes_back_what_has_no_place_and_nothing_else(
@@ -169,15 +157,14 @@ def test_a_revocation_takes_back_what_has_no_place_and_nothing_else(
 ) -> None:
     def before(step: int) -> None:
         if step == 2:
-            house.control.post(Revoke([7, 9]))
-            time.sleep(0.05)
+            house.withdraw(7, 9)
 
     runtime.places, runtime.before_step = 1, before
     house.offer(row(7, 4), row(8), row(9))
     house.start()
     house.finish(8)
     assert house.placed == [[7], [8]]
-    assert returned(house) == [9]
+    assert house.tokens().keys() == {7, 8}
 
 
 def test_a_released_row_comes_back_with_all_tokens_and_its_place_is_taken(
@@ -185,30 +172,28 @@ def test_a_released_row_comes_back_with_all_tokens_and_its_place_is_taken(
 ) -> None:
     def before(step: int) -> None:
         if step == 4:
-            house.control.post(Release([7]))
-            time.sleep(0.05)
+            house.mark("preempted", 7)
 
     runtime.places, runtime.before_step = 2, before
     house.offer(row(7, 50, generated=[100]), row(8, 8), row(9, 2))
     house.start()
     house.finish(8, 9)
-    (back,) = house.of(RowsReturned)
-    assert back.released == [Continuation(7, [100, 101, 102, 103, 104])]
-    kinds = [type(message) for message in house.heard]
-    assert kinds[: kinds.index(RowsReturned) + 2].count(Step) == 4
-    assert kinds[kinds.index(RowsReturned) + 1] is RowsPlaced
+    assert house.preempted == [(7, [100, 101, 102, 103, 104])]
+    place = next(place for place, one in enumerate(house.heard) if one.preempted)
+    assert sum(bool(one.tokens) for one in house.heard[:place]) == 4
+    assert house.heard[place].placed == [9]
     assert house.placed == [[7, 8], [9]]
 
 
 def test_a_release_of_what_has_ended_or_was_never_here_is_ignored(
     house: House, runtime: FakeRuntime
 ) -> None:
-    house.control.post(Release([7, 9]))
-    runtime.before_step = lambda step: house.control.post(Release([8])) if step == 4 else None
+    house.mark("preempted", 9)
+    runtime.before_step = lambda step: house.mark("preempted", 8) if step == 4 else None
     house.offer(row(7, 20), row(8, 4))
     house.start()
     assert len(house.tokens()[7]) == 20
-    assert house.of(RowsReturned) == []
+    assert house.preempted == []
 
 
 def test_a_release_waits_until_the_row_has_paid_its_prefill(
@@ -216,37 +201,37 @@ def test_a_release_waits_until_the_row_has_paid_its_prefill(
 ) -> None:
     def before(step: int) -> None:
         if step == 1:
-            house.control.post(Release([7]))
+            house.mark("preempted", 7)
         time.sleep(0.1 if step == 1 else 0.03)
 
     runtime.before_step = before
     house.offer(row(7, 50))
     house.start()
-    (back,) = house.hear_until(RowsReturned).released
-    assert 4 <= len(back.generated) <= 6
+    _, generated = house.hear_until("preempted")
+    assert 4 <= len(generated) <= 6
 
 
 def test_a_row_gives_way_at_once_where_it_has_to(house: House, runtime: FakeRuntime) -> None:
     def before(step: int) -> None:
         if step == 1:
-            house.control.post(Release([7]))
+            house.mark("preempted", 7)
             time.sleep(0.3)
         if step == 2:
-            house.control.post(Release([7], at_once=True))
+            house.mark("urgent", 7)
             time.sleep(0.02)
 
     runtime.before_step = before
     house.offer(row(7, 50))
     house.start()
-    (back,) = house.hear_until(RowsReturned).released
-    assert len(back.generated) == 2
+    _, generated = house.hear_until("preempted")
+    assert len(generated) == 2
 
 
 def test_a_row_that_cannot_be_served_fails_alone(house: House, runtime: FakeRuntime) -> None:
     runtime.places = 2
     house.offer(row(7), row(8, first=-1), row(9))
     house.start()
-    failed = house.hear_until(RowsFailed)
+    failed = house.hear_until("failed")
     assert (failed.rids, failed.code, failed.field) == ([8], "invalid_value", "token_ids")
     house.finish(7, 9)
     assert runtime.begun == [2]
@@ -257,11 +242,11 @@ def test_shutdown_fails_what_runs_and_what_waits(house: House, runtime: FakeRunt
     runtime.places = 1
     house.offer(row(7, 10_000), row(8))
     house.start()
-    house.hear_until(Step)
+    house.hear_until("steps")
     house.offer(row(9))
     house.control.post(Shutdown())
     house.join()
-    failed = house.hear_until(RowsFailed)
+    failed = house.hear_until("failed")
     assert (failed.rids, failed.code) == ([7, 8, 9], "shutting_down")
     assert house.failures == []
 
@@ -273,15 +258,16 @@ def test_one_that_retires_ends_with_its_rows_and_gives_the_others_back(
     runtime.places = 1
     house.offer(row(7, 60), row(8))
     house.start()
-    house.hear_until(Step)
+    house.hear_until("steps")
     house.control.post(Retire())
-    assert house.hear_until(RowsReturned).unplaced == [8]
+    while not house.heard[-1].retiring:
+        assert house.hear(5)
     house.offer(row(9))
     house.finish(7)
     house.join()
-    assert returned(house) == [8, 9]
-    assert {rid for step in house.of(Step) for rid in step.rids} == {7}
-    assert (house.of(RowsFailed), house.failures) == ([], [])
+    assert [one.retiring for one in house.heard].count(True) == 1
+    assert {rid for step in house.steps for rid in step.rids} == {7}
+    assert (house.failed, house.failures) == ([], [])
 
 
 def test_progress_is_told_while_idle_and_busy(
@@ -340,11 +326,11 @@ def test_whoever_comes_before_the_next_step_is_queued_is_in_it(
     runtime.before_step = later
     house.offer(row(1, 4))
     house.start()
-    house.hear_until(Step)
+    house.hear_until("steps")
     house.offer(row(2, 4))
     house.finish(1, 2)
     # The second step of all is the first of the newcomer.
-    assert [step.rids for step in house.of(Step)][:3] == [[1], [2], [1, 2]]
+    assert [step.rids for step in house.steps][:3] == [[1], [2], [1, 2]]
 
 
 def test_nobody_is_waited_for_where_no_place_is_free(house: House, runtime: FakeRuntime) -> None:

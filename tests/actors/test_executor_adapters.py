@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import pytest
 
 from hearth.actors.executor_messages import LoadAdapter, UnloadAdapter
-from hearth.actors.messages import RowsFailed, RowsPlaced, Step
 from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
@@ -46,7 +45,7 @@ def test_one_that_cannot_be_loaded_is_told_with_its_field(house: House) -> None:
     told = answers[-1]
     assert (told.adapter, told.code, told.field) == ("c", "adapter_invalid", "adapter.json")
     house.offer(row(1, "c"))
-    assert house.hear_until(RowsFailed).code == "adapter_unknown"
+    assert house.hear_until("failed").code == "adapter_unknown"
 
 
 def test_rows_of_another_adapter_wait_until_none_has_a_place(
@@ -57,14 +56,14 @@ def test_rows_of_another_adapter_wait_until_none_has_a_place(
     house.finish(1, 2, 3, 4)
     assert house.placed == [[1, 3], [2], [4]]
     assert runtime.switches == ["a", "b", ""]
-    assert {tuple(step.rids) for step in house.of(Step)} == {(1, 3), (1,), (2,), (4,)}
+    assert {tuple(step.rids) for step in house.steps} == {(1, 3), (1,), (2,), (4,)}
 
 
 def test_an_unknown_adapter_fails_its_row_alone(house: House, runtime: FakeRuntime) -> None:
     house.offer(row(1, "gone"), row(2, "b"))
     house.start()
     house.finish(1, 2)
-    failed = house.of(RowsFailed)
+    failed = house.failed
     assert [(one.rids, one.code, one.field) for one in failed] == [
         ([1], "adapter_unknown", "adapter")
     ]
@@ -76,9 +75,9 @@ def test_rows_of_an_adapter_that_is_removed_end(house: House, runtime: FakeRunti
     house.offer(row(1, "a", 10**6), row(2, "b"), row(3, "a"))
     house.offer(row(4, "b", 1), order=1.0)
     house.start()
-    house.hear_until(RowsPlaced)
+    house.hear_until("placed")
     house.finish(1, 2, 3, 4)
-    failed = house.of(RowsFailed)
+    failed = house.failed
     assert [(one.rids, one.code, one.field) for one in failed] == [
         ([1, 3], "adapter_unknown", "adapter")
     ]
@@ -94,5 +93,5 @@ def test_rows_that_have_no_adapter_go_on_where_one_is_removed(
     house.offer(row(1, "", 20), row(2, "a"))
     house.start()
     house.finish(1, 2)
-    assert [one.rids for one in house.of(RowsFailed)] == [[2]]
+    assert [one.rids for one in house.failed] == [[2]]
     assert len(house.tokens()[1]) == 20

@@ -9,9 +9,8 @@ import structlog
 from msgspec import structs
 
 from hearth.actors.executor import DOUBT_S, Doubts
-from hearth.actors.messages import RowsPlaced
 from hearth.runtime.errors import HearthError
-from tests.actors.executor_house import House, open_house
+from tests.actors.executor_house import open_house
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.test_executor import row
 
@@ -73,7 +72,9 @@ def test_the_known_answer_is_asked_again_and_a_wrong_one_ends_the_executor(*, ri
             house.finish(3)
         else:
             house.join()
-            assert [message.rids for message in placed(house)] == [[1], [2]]
+            while house.hear(0.1) is not None:
+                pass
+            assert house.placed == [[1], [2]]
     # No row runs then.
     assert asked == [0]
     assert [error.code for error in house.failures if isinstance(error, HearthError)] == (
@@ -96,9 +97,3 @@ def test_rows_with_an_adapter_say_nothing_of_the_engine() -> None:
         house.start()
         house.finish(3)
     assert asked == []
-
-
-def placed(house: House) -> list[RowsPlaced]:
-    while house.hear(0.1) is not None:
-        pass
-    return house.of(RowsPlaced)

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from hearth.actors.mailbox import MailboxFull
-from hearth.actors.messages import RowsFailed, Step
+from hearth.actors.messages import RowsFailed
 from hearth.runtime.errors import HearthError
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
@@ -45,7 +45,7 @@ def test_a_failing_step_takes_the_placed_rows_and_the_offered_ones_follow(
     with structlog.testing.capture_logs() as logs:
         house.offer(row(7), row(8), row(9))
         house.start()
-        failed = house.hear_until(RowsFailed)
+        failed = house.hear_until("failed")
         house.finish(9)
     assert (failed.rids, failed.code) == ([7, 8], code)
     assert "secret" not in failed.message
@@ -60,7 +60,7 @@ def test_a_prefill_that_fails_harms_nobody_else(house: House, runtime: FakeRunti
     runtime.spoiled, runtime.before_step = {66}, before
     house.offer(row(7, 10))
     house.start()
-    failed = house.hear_until(RowsFailed)
+    failed = house.hear_until("failed")
     assert (failed.rids, failed.code) == ([8], "out_of_memory")
     house.finish(7)
     tokens = house.tokens()
@@ -78,7 +78,7 @@ def test_prefills_that_fail_beside_rows_that_go_on_do_not_end_the_executor(
     house.offer(row(7, 20))
     house.start()
     house.finish(7)
-    assert len(house.of(RowsFailed)) == 4
+    assert len(house.failed) == 4
     assert house.failures == []
 
 
@@ -98,7 +98,7 @@ def test_prefills_that_fail_with_nobody_beside_end_the_executor(
 def rest(house: House) -> list[RowsFailed]:
     while house.hear(0.1) is not None:
         pass
-    return house.of(RowsFailed)
+    return house.failed
 
 
 def test_what_cannot_be_admitted_is_answered(house: House, runtime: FakeRuntime) -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_be_admitted_is_answered(house: House, runtime: FakeRuntime)
     runtime.before_admit, runtime.places = before_admit, 1
     house.offer(row(7), row(8), row(9))
     house.start()
-    failed = house.hear_until(RowsFailed)
+    failed = house.hear_until("failed")
     assert (failed.rids, failed.code) == ([8], "out_of_memory")
     house.finish(9)
 
@@ -156,7 +156,7 @@ def test_a_row_that_ends_well_forgives_earlier_failures(house: House, runtime: F
     house.offer(*(row(rid, 1) for rid in range(1, 6)))
     house.start()
     assert [failed.rids for failed in rest(house)] == [[1], [2], [4], [5]]
-    assert [step.rids for step in house.of(Step)] == [[3]]
+    assert [step.rids for step in house.steps] == [[3]]
     assert house.failures == []
 
 

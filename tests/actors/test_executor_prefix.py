@@ -9,7 +9,7 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from hearth.actors.executor_messages import Unpin
-from hearth.actors.messages import RowsFailed, Shutdown, Step
+from hearth.actors.messages import Shutdown
 from hearth.actors.supervisor_messages import ActorProgress
 from hearth.runtime.errors import HearthError
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
@@ -39,7 +39,7 @@ def test_what_came_from_the_prefix_cache_is_told_with_the_first_token(
     house.offer(row(7, 3), row(8, 3, first=5))
     house.start()
     house.finish(7, 8)
-    assert [step.cached for step in house.of(Step)] == [{8: 64}, {}, {}]
+    assert [step.cached for step in house.steps] == [{8: 64}, {}, {}]
     told = next_mail(house.supervisor, 2)
     assert isinstance(told, ActorProgress)
     assert told.metrics
@@ -64,7 +64,7 @@ def test_files_that_could_not_be_used_are_in_the_log(house: House, runtime: Fake
 def test_a_client_that_has_gone_keeps_nothing_in_the_prefix_cache(
     house: House, runtime: FakeRuntime
 ) -> None:
-    house.control.post(Unpin(5))
+    house.work.post(Unpin(5))
     house.offer(row(7, 1))
     house.start()
     house.finish(7)
@@ -83,8 +83,8 @@ def test_who_may_not_pin_is_refused_alone_and_however_often(
     runtime.before_admit = refuse
     house.offer(*enumerate(pins))
     house.start()
-    house.hear_until(RowsFailed, 4)
-    assert [(one.rids, one.code) for one in house.of(RowsFailed)] == [
+    house.hear_until("failed", 4)
+    assert [(one.rids, one.code) for one in house.failed] == [
         ([rid], "cache_full") for rid in range(4)
     ]
     runtime.before_admit = lambda: None

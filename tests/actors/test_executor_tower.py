@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hearth.actors.arena import Arena, ArenaSlots
-from hearth.actors.encoder_messages import RunTower, TowerFailed, TowerRan
+from hearth.actors.encoder_messages import Encoded, EncodeFailed, RunTower
+from hearth.actors.image_work import ImageTimes
 from hearth.actors.tower_memory import TowerMemory
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout, Slot
@@ -58,13 +59,11 @@ def test_embeddings_come_beside_rows_and_are_told_once(memory: Arenas) -> None:
         house.work.post(first)
         house.work.post(second)
         house.start()
-        house.hear_until(TowerRan, 2)
+        house.hear_until("images", 2)
         house.finish(1)
-        assert [told.number for told in house.of(TowerRan)] == [7, 8]
-        assert all(told.engine_s == 0.25 for told in house.of(TowerRan))
+        assert house.images == [Encoded(number, ImageTimes(engine_s=0.25)) for number in (7, 8)]
         assert (embedded(memory, first) == 7).all()
         assert (embedded(memory, second) == 8).all()
-        assert house.of(TowerFailed) == []
 
 
 def test_a_picture_fails_alone(memory: Arenas) -> None:
@@ -75,8 +74,8 @@ def test_a_picture_fails_alone(memory: Arenas) -> None:
         house.work.post(RunTower(3, ImageLayout(8, 8, (1, 2, 4), 2), gone.patches, gone.target))
         house.work.post(run_tower(memory, 4))
         house.start()
-        house.hear_until(TowerRan)
-        failed = {told.numbers[0]: told.code for told in house.of(TowerFailed)}
+        house.hear_until("images", 4)
+        failed = {one.number: one.code for one in house.images if isinstance(one, EncodeFailed)}
         assert failed == {1: "non_finite", 2: "internal", 3: "internal"}
 
 
@@ -87,7 +86,7 @@ def test_what_is_given_to_another_meanwhile_is_told_as_failed(memory: Arenas) ->
         runtime.before_step = lambda _: memory[2].free(sent.target)
         house.work.post(sent)
         house.start()
-        assert house.hear_until(TowerFailed).code == "internal"
+        assert house.hear_until("images").code == "internal"
 
 
 def test_a_step_that_fails_takes_the_pictures_along(memory: Arenas) -> None:
@@ -103,14 +102,15 @@ def test_a_step_that_fails_takes_the_pictures_along(memory: Arenas) -> None:
         house.work.post(run_tower(memory, 1))
         house.work.post(run_tower(memory, 2))
         house.start()
-        told = house.hear_until(TowerFailed)
-        assert (told.numbers, told.code) == ([1, 2], "executor_failed")
+        house.hear_until("images", 2)
+        told = [(one.number, getattr(one, "code", "")) for one in house.images]
+        assert told == [(1, "executor_failed"), (2, "executor_failed")]
         house.work.post(run_tower(memory, 3))
-        assert house.hear_until(TowerRan).number == 3
+        assert house.hear_until("images", 3) == Encoded(3, ImageTimes(engine_s=0.25))
 
 
 def test_an_executor_without_a_tower_refuses() -> None:
     with open_house(FakeRuntime()) as house:
         house.work.post(RunTower(1, LAYOUT, GONE, GONE))
         house.start()
-        assert house.hear_until(TowerFailed).code == "internal"
+        assert house.hear_until("images").code == "internal"

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 import zmq
 
-from hearth.actors.actor_message import FromExecutor
-from hearth.actors.addresses import DOOR, SCHEDULER, SCHEDULER_CONTROL, TOKENIZER
+from hearth.actors.addresses import DOOR, SCHEDULER, TOKENIZER
 from hearth.actors.executor import ExecutorActor
 from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage
-from hearth.actors.executor_word import ExecutorWord
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
     AskReport,
@@ -25,7 +23,7 @@ from hearth.actors.messages import (
     Request,
     SchedulerReport,
     Shutdown,
-    Step,
+    StepOutput,
     Submit,
     TokenizerMessage,
 )
@@ -89,25 +87,21 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
         context, [SUPERVISOR], SupervisorMessage, 100
     )
     submit: Sender[Any] = Sender(context, SCHEDULER, 100)
-    control: Sender[Any] = Sender(context, SCHEDULER_CONTROL, 100)
     prompts = {rid: [rid + 3] * (10 * rid + 1) for rid in range(3)}
     got: dict[int, list[int]] = {rid: [] for rid in prompts}
     open_rids = set(prompts)
-    word = ExecutorWord()
     with executor_thread(context, tmp_path), anyio.fail_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scheduler.run)
-            control.post(ExecutorReady(1, WORK, CONTROL, ExecutorLimits(1, 511, 512)))
+            submit.post(ExecutorReady(1, WORK, ExecutorLimits(1, 511, 512)))
             for rid, prompt in prompts.items():
                 options = RequestOptions(max_tokens=120, ignore_eos=True)
                 submit.post(Submit(Request(rid, options), prompt))
             while open_rids:
                 message = await tokenizer.receive()
-                assert isinstance(message, FromExecutor)
-                if (told := word.passes_on(message)) is not None:
+                assert isinstance(message, StepOutput)
+                if (told := message.without_tokens()) is not None:
                     submit.post(told)
-                if not isinstance(message, Step):
-                    continue
                 for rid, token in zip(message.rids, message.tokens, strict=True):
                     got[rid].append(token.token_id)
                     if token.finish is not None:
@@ -120,6 +114,6 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
             tasks.cancel_scope.cancel()
     assert got == {rid: expected(prompt, 120) for rid, prompt in prompts.items()}
     assert loads[0].requeued >= 6
-    for mailbox in (tokenizer, door, supervisor, submit, control):
+    for mailbox in (tokenizer, door, supervisor, submit):
         mailbox.close()
     context.term()

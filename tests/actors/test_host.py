@@ -15,10 +15,10 @@ import zmq
 from msgspec import structs
 
 from hearth.actors.addresses import SocketFolder
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Schedule
 from hearth.actors.host import ROLES, main, run_actor
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
-from hearth.actors.messages import ExecutorLimits, RowsFailed, Shutdown, Step, TokenizerMessage
+from hearth.actors.messages import ExecutorLimits, Shutdown, StepOutput, TokenizerMessage
 from hearth.actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
 from hearth.actors.settings import LogSettings
 from hearth.actors.supervisor_messages import (
@@ -126,16 +126,17 @@ def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(house: House)
     house.wait_until_ready()
     options = RequestOptions(max_tokens=63, ignore_eos=True)
     row = RowRequest(token_ids=[1], prompt_length=1, options=options)
-    house.work.post(Offer([Offered(7, row, 0.0)]))
+    house.work.post(Schedule(1, 1, 0, [7], {7: row}))
     assert next_mail(house.tokenizer, 10)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         process.send_signal(number)
     for _ in range(5):
-        assert isinstance(next_mail(house.tokenizer, 10), Step)
+        assert isinstance(next_mail(house.tokenizer, 10), StepOutput)
     house.control.post(Shutdown())
-    while not isinstance(message := next_mail(house.tokenizer, 10), RowsFailed):
-        assert message is not None
-    assert (message.rids, message.code) == ([7], "shutting_down")
+    while not (message := next_mail(house.tokenizer, 10)).failed:
+        pass
+    (failed,) = message.failed
+    assert (failed.rids, failed.code) == ([7], "shutting_down")
     assert process.wait(10) == 0
 
 

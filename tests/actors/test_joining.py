@@ -117,7 +117,7 @@ def test_who_is_higher_is_offered_in_place_of_the_last() -> None:
     simulation.arrive(0.1, submit(10, tokens=10, priority=0))
     simulation.arrive(0.2, submit(11, tokens=10, priority=1))
     simulation.run()
-    assert simulation.revoked >= 1
+    assert simulation.withdrawn >= 1
     placed = sorted(simulation.outcomes, key=lambda rid: simulation.outcomes[rid].placed[0])
     assert placed == [0, 1, 11, 2, 3, 4, 5, 10]
     assert all(outcome.ends == ["done"] for outcome in simulation.outcomes.values())

@@ -27,10 +27,9 @@ from hearth.actors.mailbox import (
 from hearth.actors.messages import (
     AskReport,
     Cancel,
-    Continuation,
     Request,
-    RowsReturned,
     SchedulerMessage,
+    StepOutput,
     Submit,
     TokenizerMessage,
 )
@@ -277,7 +276,7 @@ def test_mutated_mail_never_raises(context: ZmqContext) -> None:
         msgspec.msgpack.encode(message)
         for message in (
             Submit(Request(1, RequestOptions(logit_bias=((3, 1.0),)), 2), [1, 2, 300]),
-            RowsReturned(3, [Continuation(1, [2])], [4]),
+            StepOutput(3, 1, 2, placed=[4], preempted={1: [2]}),
             Cancel(1),
         )
     ]

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import structs
 
-from hearth.actors.executor_messages import Offer, Release, Revoke
-from hearth.actors.messages import (
-    Accepted,
-    Cancel,
-    ExecutorGone,
-    Request,
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-    Submit,
-)
+from hearth.actors.executor_messages import Schedule
+from hearth.actors.messages import Accepted, Request, RowsFailed, Submit
+from hearth.actors.quarantine import MEMORY_S
 from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from hearth.actors.suspects import MEMORY_S
 from hearth.runtime.request import RequestOptions
-from tests.actors.simulation import LIMITS, ready
+from tests.actors.simulation import LIMITS, SEEN, output, ready, schedule_of
 
 POISON, INNOCENT, OTHER = [6, 6, 6], [1, 2], [3, 4]
 
@@ -54,26 +46,32 @@ class Desk:
     def offer(self) -> dict[int, list[int]]:
         """Let a second pass; the prompts of the rows that are offered then."""
         self.now += 1.0
-        offers = [one for one in self.policy.tick(self.now) if isinstance(one, Offer)]
-        return {one.rid: one.row.token_ids for offer in offers for one in offer.rows}
+        told = [one for one in self.policy.tick(self.now) if isinstance(one, Schedule)]
+        return {rid: row.token_ids for one in told for rid, row in one.new.items()}
 
     def run(self) -> list[list[int]]:
         """Offer what is next, and give it places; the prompts."""
         offered = self.offer()
         self.rows += offered
-        self.policy.rows_placed(RowsPlaced(self.incarnation, list(offered)), self.now)
+        self.tell(placed=list(offered))
         return list(offered.values())
 
     def end(self) -> None:
-        self.policy.rows_ended(RowsEnded(self.incarnation, self.rows), self.now)
+        self.tell(finished=self.rows)
         self.rows = []
+
+    def tell(self, **changes: Any) -> list[Decision]:
+        """Have the executor tell this of its rows."""
+        return self.policy.update(output(self.incarnation, SEEN, **changes), self.now)
+
+    def cancel(self) -> None:
+        """Cancel the last request, which the executor has."""
+        self.policy.cancel(self.rid)
+        assert schedule_of(self.policy.tick(self.now)).cancelled == [self.rid]
 
     def die(self) -> list[Decision]:
         """Lose the executor, of whose offered rows nobody has heard, and have another one."""
         decisions = self.policy.executor_lost("it was ended by SIGSEGV", self.now)
-        for one in [one for one in decisions if isinstance(one, ExecutorGone)]:
-            told = RowsReturned(one.incarnation, unplaced=one.offered)
-            decisions += self.policy.rows_returned(told, self.now)
         return decisions + self.start()
 
 
@@ -115,10 +113,10 @@ def test_a_failure_that_the_executor_told_counts_once() -> None:
     desk = Desk()
     desk.ask(POISON, INNOCENT)
     desk.run()
-    told = RowsFailed(1, desk.rows, "executor_failed", "the device failed")
-    assert desk.policy.rows_failed(told, desk.now) == []
+    told = RowsFailed(desk.rows, "executor_failed", "the device failed")
+    assert desk.tell(failed=[told]) == []
     desk.die()
-    assert desk.policy.rows_failed(told, desk.now) == []
+    assert desk.tell(failed=[told]) == []
     assert codes(desk.ask(POISON)) == []
     assert desk.run() == [POISON]
 
@@ -137,7 +135,7 @@ def test_a_row_that_fails_by_itself_is_no_suspect() -> None:
     desk = Desk()
     desk.ask(POISON)
     desk.run()
-    desk.policy.rows_failed(RowsFailed(1, desk.rows, "out_of_memory", "no room"), desk.now)
+    desk.tell(failed=[RowsFailed(desk.rows, "out_of_memory", "no room")])
     desk.ask(POISON, INNOCENT)
     assert desk.run() == [POISON, INNOCENT]
 
@@ -169,7 +167,7 @@ def test_a_request_that_was_cancelled_while_the_executor_hung_is_suspected() -> 
     for _ in range(2):
         assert codes(desk.ask(POISON)) == []
         assert desk.run() == [POISON]
-        assert desk.policy.cancel(desk.rid) == [Cancel(desk.rid)]
+        desk.cancel()
         assert codes(desk.die()) == []
     assert codes(desk.ask(POISON)) == ["repeated_failure"]
 
@@ -182,7 +180,7 @@ def test_a_suspect_that_ends_at_a_stop_string_is_cleared() -> None:
     desk.ask(INNOCENT)
     assert desk.run() == [INNOCENT]
     # The tokenizer found the stop string and has the executor drop the row.
-    assert desk.policy.cancel(desk.rid) == [Cancel(desk.rid)]
+    desk.cancel()
     desk.end()
     desk.ask(INNOCENT, OTHER)
     assert desk.run() == [INNOCENT, OTHER]
@@ -214,58 +212,51 @@ def test_a_row_that_kills_the_executor_before_anybody_hears_of_it_is_refused() -
     assert desk.offer() == {}
 
 
-def test_an_offered_row_that_had_begun_fails_once_and_counts_once() -> None:
+def test_a_row_that_has_its_place_fails_once_and_counts_once() -> None:
     desk = Desk()
     desk.ask(POISON)
-    (rid,) = desk.offer()
-    lost = desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
-    assert [type(one) for one in lost] == [ExecutorGone]
-    # The tokenizer had heard that it has a place, and says so.
-    desk.policy.rows_placed(RowsPlaced(1, [rid]), desk.now)
-    begun = RowsFailed(1, [rid], "executor_failed", "it died")
-    assert desk.policy.rows_failed(begun, desk.now) == []
-    desk.start()
-    assert desk.policy.cancel(rid) == []
+    assert desk.run() == [POISON]
+    (rid,) = desk.rows
+    assert codes(desk.die()) == ["executor_failed"]
+    desk.policy.cancel(rid)
     assert codes(desk.ask(POISON)) == []
     assert desk.run() == [POISON]
 
 
-def test_an_offered_row_that_had_ended_is_no_suspect() -> None:
+def test_a_late_output_of_a_dead_executor_does_not_touch_the_next_one() -> None:
     desk = Desk()
     desk.ask(INNOCENT)
     (rid,) = desk.offer()
-    desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
-    desk.policy.rows_placed(RowsPlaced(1, [rid]), desk.now)
-    desk.policy.rows_ended(RowsEnded(1, [rid]), desk.now)
-    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
-    desk.start()
-    desk.ask(INNOCENT, OTHER)
-    assert desk.run() == [INNOCENT, OTHER]
-
-
-def test_a_late_answer_about_a_dead_executor_does_not_touch_the_next_one() -> None:
-    desk = Desk()
-    desk.ask(INNOCENT)
-    (rid,) = desk.offer()
-    desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
-    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
-    desk.start()
+    desk.die()
     assert list(desk.offer()) == [rid]
-    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
+    for late in (output(1, placed=[rid]), output(1, finished=[rid]), output(1, seq=SEEN)):
+        desk.policy.update(late, desk.now)
     assert desk.offer() == {}
-    desk.policy.rows_placed(RowsPlaced(2, [rid]), desk.now)
+    desk.tell(placed=[rid])
     assert desk.policy.report(0).running == 1
 
 
-def test_a_request_that_is_cancelled_while_nobody_knows_whether_it_began_is_gone() -> None:
+def test_a_request_that_is_cancelled_while_there_is_no_executor_is_gone() -> None:
     desk = Desk()
     desk.ask(OTHER)
     (rid,) = desk.offer()
     desk.policy.executor_lost("it was ended by SIGSEGV", desk.now)
-    assert desk.policy.cancel(rid) == []
-    desk.policy.rows_returned(RowsReturned(1, unplaced=[rid]), desk.now)
+    desk.policy.cancel(rid)
     desk.start()
     assert desk.offer() == {}
+
+
+def test_a_suspect_that_is_lined_up_is_left_there_whatever_else_is_told() -> None:
+    desk = Desk()
+    desk.ask(POISON)
+    desk.run()
+    desk.die()
+    desk.ask(POISON)
+    (rid,) = desk.offer()
+    desk.tell(missing=[77])
+    assert desk.policy.tick(desk.now) == []
+    desk.tell(placed=[rid])
+    assert desk.policy.report(0).running == 1
 
 
 def test_twins_that_are_offered_beside_a_failure_are_taken_back() -> None:
@@ -273,9 +264,9 @@ def test_twins_that_are_offered_beside_a_failure_are_taken_back() -> None:
     desk.ask(POISON, INNOCENT, POISON, OTHER)
     assert desk.run() == [POISON, INNOCENT]
     twin, _ = desk.offer()
-    told = RowsFailed(1, desk.rows[:1], "executor_failed", "its prefill failed")
-    assert desk.policy.rows_failed(told, desk.now) == [Revoke([twin])]
-    desk.policy.rows_returned(RowsReturned(1, unplaced=[twin]), desk.now)
+    desk.tell(failed=[RowsFailed(desk.rows[:1], "executor_failed", "its prefill failed")])
+    assert twin not in schedule_of(desk.policy.tick(desk.now)).rows
+    desk.policy.update(output(seq=SEEN), desk.now)
     assert desk.offer() == {}
 
 
@@ -290,4 +281,4 @@ def test_the_house_empties_for_a_suspect_within_two_seconds() -> None:
     desk.ask(POISON)
     assert desk.policy.tick(placed + 1.9) == []
     assert desk.policy.next_wake() == placed + 2.0
-    assert desk.policy.tick(placed + 2.0) == [Release(desk.rows)]
+    assert schedule_of(desk.policy.tick(placed + 2.0)).preempted == desk.rows

@@ -5,11 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hearth.actors.executor_messages import Offer, Release, Revoke
-from hearth.actors.messages import RowsEnded, RowsPlaced, RowsReturned
-from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.scheduler_policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from tests.actors.simulation import LIMITS, Simulation, ready, submit
+from tests.actors.simulation import (
+    LIMITS,
+    SEEN,
+    Simulation,
+    new_rows,
+    output,
+    ready,
+    schedule_of,
+    submit,
+)
 
 ONE_ROW = msgspec.structs.replace(LIMITS, max_batch=1)
 
@@ -21,52 +28,46 @@ def policy() -> SchedulerPolicy:
     made.executor_ready(ready(ONE_ROW), 0.0)
     for rid in (1, 2, 3, 4):
         made.submit(submit(rid, client=1), 0.0)
-    assert offered(made.tick(0.0)) == [1]
-    made.rows_placed(RowsPlaced(1, [1]), 0.0)
-    assert offered(made.tick(0.0)) == [2]
+    assert new_rows(made.tick(0.0)) == [1]
+    made.update(output(placed=[1]), 0.0)
+    assert new_rows(made.tick(0.0)) == [2]
     return made
-
-
-def offered(decisions: list[Decision]) -> list[int]:
-    offers = [one for one in decisions if isinstance(one, Offer)]
-    return [one.rid for offer in offers for one in offer.rows]
 
 
 def test_a_revoked_request_stands_where_it_stood(policy: SchedulerPolicy) -> None:
     policy.submit(submit(10, client=1), 3.0)
-    policy.rows_ended(RowsEnded(1, [1]), 4.0)
-    policy.rows_placed(RowsPlaced(1, [2]), 4.0)
-    assert offered(policy.tick(4.0)) == [3]
+    policy.update(output(finished=[1]), 4.0)
+    policy.update(output(placed=[2]), 4.0)
+    assert new_rows(policy.tick(4.0)) == [3]
     policy.submit(submit(11, client=3, priority=2), 5.0)
-    decisions = policy.tick(5.0)
-    assert (decisions[0], offered(decisions)) == (Revoke([3]), [11])
-    policy.rows_returned(RowsReturned(1, unplaced=[3]), 5.0)
-    policy.rows_ended(RowsEnded(1, [2]), 6.0)
-    policy.rows_placed(RowsPlaced(1, [11]), 6.0)
-    assert offered(policy.tick(6.0)) == [3]
+    assert schedule_of(policy.tick(5.0)).rows == [11]
+    policy.update(output(seq=SEEN), 5.0)
+    policy.update(output(finished=[2]), 6.0)
+    policy.update(output(placed=[11]), 6.0)
+    assert new_rows(policy.tick(6.0)) == [3]
 
 
 def test_a_row_that_got_its_place_before_it_was_revoked_runs_as_any_other(
     policy: SchedulerPolicy,
 ) -> None:
     policy.submit(submit(11, client=3, priority=2), 5.0)
-    assert policy.tick(5.0)[0] == Revoke([2])
-    policy.rows_ended(RowsEnded(1, [1]), 5.0)
-    policy.rows_placed(RowsPlaced(1, [2]), 5.0)
+    assert schedule_of(policy.tick(5.0)).rows == [11]
+    policy.update(output(finished=[1]), 5.0)
+    policy.update(output(placed=[2]), 5.0)
     # It is the one that gives way now.
-    assert Release([2]) in policy.tick(5.0)
+    assert schedule_of(policy.tick(5.0)).preempted == [2]
 
 
 def test_a_request_that_is_cancelled_on_its_way_back_does_not_come_again(
     policy: SchedulerPolicy,
 ) -> None:
     policy.submit(submit(11, client=3, priority=2), 5.0)
-    assert policy.tick(5.0)[0] == Revoke([2])
+    assert schedule_of(policy.tick(5.0)).rows == [11]
     policy.cancel(2)
-    policy.rows_returned(RowsReturned(1, unplaced=[2]), 5.0)
-    policy.rows_ended(RowsEnded(1, [1]), 5.0)
-    policy.rows_placed(RowsPlaced(1, [11]), 5.0)
-    assert offered(policy.tick(5.0)) == [3]
+    policy.update(output(seq=SEEN), 5.0)
+    policy.update(output(finished=[1]), 5.0)
+    policy.update(output(placed=[11]), 5.0)
+    assert new_rows(policy.tick(5.0)) == [3]
 
 
 @pytest.mark.parametrize(

@@ -15,21 +15,14 @@ import zmq
 from hearth.actors.encoder_messages import (
     DropWork,
     Encode,
+    Encoded,
     EncoderLost,
     EncoderReady,
     Patched,
     RunTower,
-    TowerRan,
 )
 from hearth.actors.encodings import ImageArenas
-from hearth.actors.executor_messages import (
-    ExecutorControl,
-    ExecutorMessage,
-    Offer,
-    Release,
-    Revoke,
-    Unpin,
-)
+from hearth.actors.executor_messages import ExecutorMessage, Schedule, Unpin
 from hearth.actors.image_work import ImageTimes
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import (
@@ -37,16 +30,11 @@ from hearth.actors.messages import (
     AskReport,
     Cancel,
     ClientGone,
-    Continuation,
     DoorMessage,
     EncoderMessage,
-    ExecutorGone,
     ExecutorLost,
     ExecutorReady,
-    RowsEnded,
     RowsFailed,
-    RowsPlaced,
-    RowsReturned,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
@@ -56,10 +44,10 @@ from hearth.actors.scheduler import SchedulerActor
 from hearth.actors.scheduler_policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
-from tests.actors.simulation import LIMITS, submit
+from tests.actors.simulation import LIMITS, output, submit
 
 DEFAULTS = PolicySettings()
-READY = ExecutorReady(1, "inproc://work-1", "inproc://control-1", LIMITS)
+READY = ExecutorReady(1, "inproc://work-1", LIMITS)
 ONE_PLACE = msgspec.structs.replace(READY, limits=msgspec.structs.replace(LIMITS, max_batch=1))
 
 
@@ -73,7 +61,6 @@ class House:
     tokenizer: Receiver[TokenizerMessage]
     door: Receiver[DoorMessage]
     work: Receiver[ExecutorMessage]
-    executor_control: Receiver[ExecutorControl]
     scheduler: SchedulerActor
 
 
@@ -95,7 +82,6 @@ async def house(
         tokenizer=Receiver(context, ["inproc://t"], TokenizerMessage, limit),
         door=Receiver(context, ["inproc://d"], DoorMessage, limit),
         work=Receiver(context, [READY.work], ExecutorMessage, limit),
-        executor_control=Receiver(context, [READY.control], ExecutorControl, limit),
         scheduler=SchedulerActor(
             inbox=inbox,
             control=control,
@@ -115,13 +101,20 @@ async def house(
         for mailbox in (made.submit, made.control, made.tokenizer, made.door):
             mailbox.close()
         made.work.close()
-        made.executor_control.close()
         context.term()
 
 
-def rids(offer: ExecutorMessage) -> list[int]:
-    assert isinstance(offer, Offer)
-    return [one.rid for one in offer.rows]
+def rids(message: ExecutorMessage) -> list[int]:
+    """The requests that the executor is sent."""
+    assert isinstance(message, Schedule)
+    return list(message.new)
+
+
+async def wanted(made: House) -> Schedule:
+    """The next schedule."""
+    message = await made.work.receive()
+    assert isinstance(message, Schedule)
+    return message
 
 
 async def report(made: House) -> SchedulerReport:
@@ -134,15 +127,15 @@ async def report(made: House) -> SchedulerReport:
 
 async def test_a_request_is_accepted_and_offered() -> None:
     async with house() as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         sent = time.monotonic()
         made.submit.post(submit(1, prompt=3))
         assert await made.door.receive() == Accepted(1, 3)
-        offer = await made.work.receive()
+        wanted = await made.work.receive()
         assert time.monotonic() - sent > 0.004
-        assert isinstance(offer, Offer)
-        assert rids(offer) == [1]
-        assert offer.rows[0].row.token_ids == [1, 1, 1]
+        assert isinstance(wanted, Schedule)
+        assert wanted.rows == [1]
+        assert wanted.new[1].token_ids == [1, 1, 1]
 
 
 async def test_the_executor_forgets_the_pins_of_a_client_that_has_gone() -> None:
@@ -150,18 +143,18 @@ async def test_the_executor_forgets_the_pins_of_a_client_that_has_gone() -> None
         # While there is no executor there are no pins.
         made.submit.post(ClientGone(6))
         await report(made)
-        made.control.post(READY)
+        made.submit.post(READY)
         made.submit.post(ClientGone(7))
-        assert await made.executor_control.receive() == Unpin(7)
+        assert await made.work.receive() == Unpin(7)
 
 
 async def test_a_burst_is_offered_together_and_the_rest_ahead() -> None:
     async with house() as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         for rid in range(10):
             made.submit.post(submit(rid))
         assert rids(await made.work.receive()) == list(range(8))
-        made.submit.post(RowsPlaced(1, list(range(8))))
+        made.submit.post(output(placed=list(range(8))))
         assert rids(await made.work.receive()) == [8, 9]
         load = await report(made)
         assert (load.running, load.places, load.queued) == (8, 8, 2)
@@ -169,75 +162,71 @@ async def test_a_burst_is_offered_together_and_the_rest_ahead() -> None:
 
 async def test_in_synchronous_batches_the_rest_is_offered_behind_all_others() -> None:
     async with house(PolicySettings(batching="synchronous")) as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         for rid in range(10):
             made.submit.post(submit(rid))
         first = rids(await made.work.receive())
-        made.submit.post(RowsPlaced(1, first))
-        made.submit.post(RowsEnded(1, first[1:]))
+        made.submit.post(output(placed=first))
+        made.submit.post(output(finished=first[1:]))
         assert (await report(made)).running == 1
         assert made.work.receive_nowait() is None
-        made.submit.post(RowsEnded(1, first[:1]))
+        made.submit.post(output(finished=first[:1]))
         assert rids(await made.work.receive()) == [8, 9]
 
 
 async def test_the_clock_alone_releases_a_row_when_somebody_waits() -> None:
     async with house(PolicySettings(hold_s=0.05, fill_wait_ms=0.0)) as made:
-        made.control.post(ONE_PLACE)
+        made.submit.post(ONE_PLACE)
         made.submit.post(submit(1))
         await made.work.receive()
-        made.submit.post(RowsPlaced(1, [1]))
+        made.submit.post(output(placed=[1]))
         made.submit.post(submit(2))
         assert rids(await made.work.receive()) == [2]
-        assert await made.executor_control.receive() == Release([1])
-        made.submit.post(RowsReturned(1, [Continuation(1, [9])]))
-        made.submit.post(RowsPlaced(1, [2]))
-        offer = await made.work.receive()
-        assert isinstance(offer, Offer)
-        (again,) = offer.rows
-        assert (again.rid, again.row.token_ids[-1]) == (1, 9)
+        assert (await wanted(made)).preempted == [1]
+        made.submit.post(output(preempted={1: [9]}))
+        made.submit.post(output(placed=[2]))
+        assert (await wanted(made)).new[1].token_ids[-1] == 9
 
 
 async def test_who_is_higher_is_offered_and_the_last_one_revoked() -> None:
     async with house(PolicySettings(fill_wait_ms=0.0)) as made:
-        made.control.post(ONE_PLACE)
+        made.submit.post(ONE_PLACE)
         for rid in (1, 2):
             made.submit.post(submit(rid))
         first = rids(await made.work.receive())
-        made.submit.post(RowsPlaced(1, first))
+        made.submit.post(output(placed=first))
         assert rids(await made.work.receive()) == [2]
         made.submit.post(submit(3, priority=1))
-        assert await made.executor_control.receive() == Revoke([2])
-        assert rids(await made.work.receive()) == [3]
+        assert (await wanted(made)).rows == [3]
 
 
 async def test_cancel_by_either_way_reaches_the_executor_once() -> None:
     async with house(PolicySettings(fill_wait_ms=0.0)) as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         made.submit.post(submit(1))
         await made.work.receive()
         made.control.post(Cancel(1))
         made.submit.post(Cancel(1))
-        assert await made.executor_control.receive() == Cancel(1)
+        assert (await wanted(made)).cancelled == [1]
         assert (await report(made)).running == 0
-        assert made.executor_control.receive_nowait() is None
+        assert made.work.receive_nowait() is None
 
 
 async def test_rows_that_have_ended_or_failed_run_no_longer() -> None:
     async with house(PolicySettings(fill_wait_ms=0.0)) as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         for rid in (1, 2, 3):
             made.submit.post(submit(rid))
             await made.work.receive()
-        made.submit.post(RowsPlaced(1, [1, 2, 3]))
-        made.submit.post(RowsEnded(1, [1]))
-        made.submit.post(RowsFailed(1, [2], "out_of_memory", "no room"))
+        made.submit.post(output(placed=[1, 2, 3]))
+        made.submit.post(output(finished=[1]))
+        made.submit.post(output(failed=[RowsFailed([2], "out_of_memory", "no room")]))
         assert (await report(made)).running == 1
 
 
 async def test_refusals_go_to_the_tokenizer() -> None:
     async with house() as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         made.submit.post(submit(1, prompt=4001))
         failed = await made.tokenizer.receive()
         assert isinstance(failed, RowsFailed)
@@ -246,27 +235,20 @@ async def test_refusals_go_to_the_tokenizer() -> None:
 
 async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> None:
     async with house(PolicySettings(fill_wait_ms=0.0)) as made:
-        made.control.post(ONE_PLACE)
+        made.submit.post(ONE_PLACE)
         made.submit.post(submit(1))
         assert rids(await made.work.receive()) == [1]
-        made.submit.post(RowsPlaced(1, [1]))
+        made.submit.post(output(placed=[1]))
         made.submit.post(submit(2))
         assert rids(await made.work.receive()) == [2]
-        made.control.post(ExecutorLost("killed"))
+        made.submit.post(ExecutorLost("killed"))
         failed = await made.tokenizer.receive()
         assert isinstance(failed, RowsFailed)
         assert (failed.rids, failed.code) == ([1], "executor_failed")
-        gone = await made.tokenizer.receive()
-        assert isinstance(gone, ExecutorGone)
-        assert (gone.incarnation, gone.offered) == (1, [2])
-        made.submit.post(RowsReturned(1, unplaced=[2]))
         work: Receiver[ExecutorMessage] = Receiver(
             made.context, ["inproc://work-2"], ExecutorMessage, 9
         )
-        again = msgspec.structs.replace(
-            READY, incarnation=2, work="inproc://work-2", control="inproc://control-2"
-        )
-        made.control.post(again)
+        made.submit.post(msgspec.structs.replace(READY, incarnation=2, work="inproc://work-2"))
         assert rids(await work.receive()) == [2]
         assert made.work.receive_nowait() is None
         work.close()
@@ -276,24 +258,24 @@ async def test_mail_for_an_executor_that_takes_none_is_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with house(PolicySettings(fill_wait_ms=0.0), limit=1) as made:
-        made.control.post(READY)
+        made.submit.post(READY)
         made.submit.post(submit(1))
         await made.work.receive()
 
         def full(_message: object) -> None:
-            raise MailboxFull("inproc://control-1")
+            raise MailboxFull(READY.work)
 
-        control = made.scheduler._executor_control
-        assert control is not None
-        monkeypatch.setattr(control, "post", full)
+        executor = made.scheduler._executor
+        assert executor is not None
+        monkeypatch.setattr(executor, "post", full)
         with structlog.testing.capture_logs() as logs:
             made.control.post(Cancel(1))
             made.submit.post(submit(2, prompt=0))
             assert isinstance(await made.tokenizer.receive(), RowsFailed)
-        assert [entry["dropped"] for entry in logs] == ["Cancel"]
+        assert [entry["dropped"] for entry in logs] == ["Schedule"]
 
 
-@pytest.mark.parametrize("message", [Release([1]), Offer([])])
+@pytest.mark.parametrize("message", [Unpin(1), Schedule(1, 1, 0)])
 async def test_without_an_executor_its_mail_goes_nowhere(message: Any) -> None:
     async with house() as made:
         await made.scheduler._carry_out(message)
@@ -307,7 +289,7 @@ async def test_an_encoder_is_connected_when_it_is_ready_and_left_when_it_is_lost
         first: Receiver[EncoderMessage] = Receiver(made.context, ["inproc://e1"], kind, 10)
         second: Receiver[EncoderMessage] = Receiver(made.context, ["inproc://e2"], kind, 10)
         with first, second:
-            made.control.post(READY)
+            made.submit.post(READY)
             made.control.post(EncoderReady("inproc://e1"))
             made.submit.post(submit_images(1, "cat"))
             work = await first.receive()
@@ -315,7 +297,7 @@ async def test_an_encoder_is_connected_when_it_is_ready_and_left_when_it_is_lost
             made.submit.post(Patched(work.number, ImageTimes()))
             run = await made.work.receive()
             assert isinstance(run, RunTower)
-            made.submit.post(TowerRan(1, run.number, 0.5))
+            made.submit.post(output(images=[Encoded(run.number, ImageTimes(engine_s=0.5))]))
             assert rids(await made.work.receive()) == [1]
             made.submit.post(submit_images(2, "dog"))
             await first.receive()

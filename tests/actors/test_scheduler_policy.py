@@ -5,18 +5,19 @@ import statistics
 import msgspec
 import pytest
 
-from hearth.actors.executor_messages import Offer, Release
-from hearth.actors.messages import (
-    Cancel,
-    Continuation,
-    RowsEnded,
-    RowsFailed,
-    RowsPlaced,
-    RowsReturned,
-)
+from hearth.actors.messages import RowsFailed
 from hearth.actors.scheduler_policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from tests.actors.simulation import LIMITS, Simulation, ready, submit
+from tests.actors.simulation import (
+    LIMITS,
+    SEEN,
+    Simulation,
+    new_rows,
+    output,
+    ready,
+    schedule_of,
+    submit,
+)
 
 JOINING = PolicySettings()
 SYNCHRONOUS = PolicySettings(batching="synchronous")
@@ -213,17 +214,15 @@ def test_a_continuation_carries_all_its_tokens() -> None:
     policy = desk(hold_s=0.5)
     policy.submit(submit(7, prompt=3, tokens=9), 0.0)
     policy.tick(0.0)
-    policy.rows_placed(RowsPlaced(1, [7]), 0.0)
+    policy.update(output(placed=[7]), 0.0)
     policy.submit(submit(8), 0.1)
     policy.tick(0.1)
-    assert policy.tick(0.6) == [Release([7])]
-    policy.rows_returned(RowsReturned(1, [Continuation(7, [5, 6])]), 1.0)
-    policy.rows_placed(RowsPlaced(1, [8]), 1.0)
-    (offer,) = policy.tick(1.0)
-    assert isinstance(offer, Offer)
-    (again,) = offer.rows
-    assert (again.rid, again.row.token_ids) == (7, [1, 1, 1, 5, 6])
-    assert (again.row.prompt_length, again.row.options.max_tokens) == (3, 9)
+    assert schedule_of(policy.tick(0.6)).preempted == [7]
+    policy.update(output(preempted={7: [5, 6]}), 1.0)
+    policy.update(output(placed=[8]), 1.0)
+    again = schedule_of(policy.tick(1.0)).new[7]
+    assert again.token_ids == [1, 1, 1, 5, 6]
+    assert (again.prompt_length, again.options.max_tokens) == (3, 9)
 
 
 def test_new_settings_count_at_once_and_what_was_admitted_stays() -> None:
@@ -231,16 +230,16 @@ def test_new_settings_count_at_once_and_what_was_admitted_stays() -> None:
     for rid in range(5):
         policy.submit(submit(rid), 0.0)
     policy.tick(0.0)
-    policy.rows_placed(RowsPlaced(1, [0]), 0.0)
+    policy.update(output(placed=[0]), 0.0)
     policy.adopt(PolicySettings(fill_wait_ms=0.0, hold_s=0.5, queue_requests=3))
     (refused,) = policy.submit(submit(5), 0.1)
     assert isinstance(refused, RowsFailed)
     assert refused.code == "queue_full"
-    assert policy.tick(0.6)[-1] == Release([0])
-    policy.rows_returned(RowsReturned(1, [Continuation(0, [5])]), 0.7)
+    assert schedule_of(policy.tick(0.6)).preempted == [0]
+    policy.update(output(preempted={0: [5]}), 0.7)
     assert policy.report(0).refused == 1, "nobody who waited is refused now"
     policy.adopt(PolicySettings(batching="synchronous", fill_wait_ms=0.0))
-    assert [one for one in policy.tick(0.7) if isinstance(one, Offer)] == []
+    assert new_rows(policy.tick(0.7)) == []
 
 
 def test_mail_of_another_incarnation_is_ignored() -> None:
@@ -248,15 +247,41 @@ def test_mail_of_another_incarnation_is_ignored() -> None:
     policy.submit(submit(1), 0.0)
     policy.tick(0.0)
     for number in (0, 2):
-        policy.rows_placed(RowsPlaced(number, [1]), 0.1)
-        policy.rows_ended(RowsEnded(number, [1]), 0.1)
-        policy.rows_returned(RowsReturned(number, [Continuation(1, [2])], [1]), 0.1)
-    assert (policy.report(0).running, len(policy._house)) == (0, 1)
-    policy.rows_placed(RowsPlaced(1, [1]), 0.1)
+        policy.update(output(number, placed=[1]), 0.1)
+        policy.update(output(number, finished=[1]), 0.1)
+        policy.update(output(number, preempted={1: [2]}), 0.1)
+    assert (policy.report(0).running, len(policy._running)) == (0, 1)
+    policy.update(output(placed=[1]), 0.1)
     assert policy.report(0).running == 1
     policy.cancel(1)
-    policy.rows_returned(RowsReturned(1, [Continuation(1, [2])]), 0.1)
-    assert (len(policy._house), policy.report(0).queued) == (0, 0)
+    policy.update(output(preempted={1: [2]}), 0.1)
+    assert (len(policy._running), policy.report(0).queued) == (0, 0)
+
+
+def test_an_output_that_comes_late_or_twice_is_ignored() -> None:
+    policy = desk()
+    policy.submit(submit(1), 0.0)
+    policy.tick(0.0)
+    early, placed = output(finished=[1]), output(placed=[1])
+    for told in (placed, placed, early):
+        policy.update(told, 0.1)
+    assert (policy.report(0).running, policy.report(0).rows) == (1, 1)
+
+
+def test_a_row_whose_request_did_not_come_is_sent_again_and_no_other() -> None:
+    policy = desk()
+    for rid in (1, 2):
+        policy.submit(submit(rid), 0.0)
+    first = schedule_of(policy.tick(0.0))
+    policy.update(output(seq=first.seq, placed=[1]), 0.1)
+    second = schedule_of(policy.tick(0.1))
+    assert (first.rows, second.rows, list(second.new)) == ([1], [2], [2])
+    # It knows nothing yet of the second one.
+    policy.update(output(seq=first.seq, missing=[2, 77]), 0.2)
+    assert policy.tick(0.2) == []
+    policy.update(output(seq=second.seq, missing=[2]), 0.3)
+    third = schedule_of(policy.tick(0.3))
+    assert (third.seq, third.rows, list(third.new)) == (second.seq + 1, [2], [2])
 
 
 def test_cancel_reaches_the_executor_only_where_it_holds_the_row() -> None:
@@ -264,10 +289,15 @@ def test_cancel_reaches_the_executor_only_where_it_holds_the_row() -> None:
     for rid in (1, 2, 3):
         policy.submit(submit(rid), 0.0)
     policy.tick(0.0)
-    assert policy.cancel(2) == []
-    assert policy.cancel(1) == [Cancel(1)]
-    assert policy.cancel(1) == []
-    assert policy.cancel(12345) == []
+    policy.cancel(2)
+    assert policy.tick(0.0) == []
+    policy.cancel(1)
+    assert schedule_of(policy.tick(0.0)).cancelled == [1]
+    for rid in (1, 12345):
+        policy.cancel(rid)
+    assert policy.tick(0.0) == []
+    policy.update(output(seq=SEEN), 0.1)
+    assert [row.rid for row in policy._running] == [3]
 
 
 def test_what_an_executor_holds_that_does_not_answer_is_bounded() -> None:
@@ -276,7 +306,7 @@ def test_what_an_executor_holds_that_does_not_answer_is_bounded() -> None:
         policy.submit(submit(rid, priority=rid % 10), 0.0)
         policy.tick(0.0)
         policy.cancel(rid)
-    assert len(policy._house) == 2
+    assert len(policy._running) == 2
 
 
 def test_a_place_is_not_counted_twice_while_its_last_token_is_told() -> None:
@@ -284,7 +314,7 @@ def test_a_place_is_not_counted_twice_while_its_last_token_is_told() -> None:
     for rid in (1, 2):
         policy.submit(submit(rid), 0.0)
         policy.tick(0.0)
-        policy.rows_placed(RowsPlaced(1, [rid]), 0.0)
+        policy.update(output(placed=[rid]), 0.0)
     assert policy.report(0).running == 1
 
 
@@ -294,7 +324,7 @@ def test_requests_that_are_offered_and_have_no_place_count_as_waiting() -> None:
     for rid in (1, 2, 3):
         policy.submit(submit(rid, prompt=rid), 0.0)
         policy.tick(0.0)
-        policy.rows_placed(RowsPlaced(1, [1]), 0.0)
+        policy.update(output(placed=[1]), 0.0)
         policy.tick(0.0)
     load = policy.report(0)
     assert (load.running, load.places, load.queued, load.queued_tokens) == (1, 1, 2, 5)

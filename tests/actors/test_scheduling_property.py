@@ -91,5 +91,4 @@ def test_nothing_is_lost_or_doubled(
             assert outcome.ends[0] in ("prompt_too_long", "cancelled")
     load = simulation.policy.report(0)
     assert (load.running, load.queued, load.queued_tokens) == (0, 0, 0)
-    assert not len(simulation.policy._house)
-    assert not simulation.policy._limbo
+    assert not len(simulation.policy._running)

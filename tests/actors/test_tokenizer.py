@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,25 +24,22 @@ from hearth.actors.messages import (
     Failed,
     Prepare,
     Request,
-    RequestRound,
-    RowsEnded,
     RowsFailed,
-    RowsPlaced,
     SchedulerControl,
     SchedulerMessage,
-    Step,
+    StepOutput,
     Submit,
     TokenizerMessage,
 )
 from hearth.actors.prompt_images import PromptImages
 from hearth.actors.tokenizer import TokenizerActor
-from hearth.runtime.request import RequestOptions, RowToken
+from hearth.runtime.request import RequestOptions, RowRound, RowToken
 from hearth.runtime.text import Tokenizer
+from tests.actors.simulation import LIMITS, output, ready
 from tests.actors.stand_ins import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
-if sys.version_info < (3, 11):
-    pass
+READY = ready(LIMITS)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +85,8 @@ async def house(
         with anyio.fail_after(10):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(actor.run)
+                made.mail.post(READY)
+                assert await scheduler.receive() == READY
                 yield made
                 tasks.cancel_scope.cancel()
     finally:
@@ -105,9 +103,14 @@ def asked(rid: int, stop: tuple[str, ...] = ()) -> Request:
     return Request(rid, RequestOptions(max_tokens=16, seed=3, stop=stop), 2, 5.0)
 
 
-def step(tokens: list[tuple[int, int]], **fields: Any) -> Step:
+def step(tokens: list[tuple[int, int]], **fields: Any) -> StepOutput:
     rows = [RowToken(n, token, **fields) for n, (_, token) in enumerate(tokens)]
-    return Step(1, [rid for rid, _ in tokens], rows, ended=1.5)
+    return stepped([rid for rid, _ in tokens], rows)
+
+
+def stepped(rids: list[int], tokens: list[RowToken], **more: Any) -> StepOutput:
+    ended = [rid for rid, one in zip(rids, tokens, strict=True) if one.finish or one.error]
+    return output(rids=rids, tokens=tokens, ended=1.5, finished=ended, **more)
 
 
 async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> None:
@@ -145,10 +148,10 @@ async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer)
         assert deltas.detokenize_s > 0
 
 
-def round_of(rid: int, ids: list[int], *, finish: Any = None, logprob: Any = None) -> Step:
+def round_of(rid: int, ids: list[int], *, finish: Any = None, logprob: Any = None) -> StepOutput:
     tokens = [RowToken(0, token, logprob) for token in ids[:-1]]
     tokens.append(RowToken(0, ids[-1], logprob, finish=finish))
-    return Step(1, [rid] * len(ids), tokens, 1.5, rounds=[RequestRound(rid, 9, len(ids))])
+    return stepped([rid] * len(ids), tokens, rounds=[RowRound(rid, 9, len(ids))])
 
 
 async def test_the_tokens_of_a_round_are_one_delta(tokenizer: Tokenizer) -> None:
@@ -166,7 +169,7 @@ async def test_the_tokens_of_a_round_are_one_delta(tokenizer: Tokenizer) -> None
         assert (one.text, one.tokens, one.finish) == ("the lamp", [*ids, fox], None)
         assert [token.token_id for token in one.logprobs] == one.tokens
         assert (two.text, two.tokens, two.finish) == ("🦊", rest, "length")
-        assert first.rounds == [RequestRound(1, 9, len(ids) + 1)]
+        assert first.rounds == [RowRound(1, 9, len(ids) + 1)]
 
 
 async def test_what_a_round_gave_behind_a_stop_string_is_dropped(tokenizer: Tokenizer) -> None:
@@ -191,7 +194,7 @@ async def test_text_of_the_step_in_which_a_row_fails_comes_before_the_failure(
     async with house(tokenizer) as made:
         made.mail.post(prepare(1))
         await made.scheduler.receive()
-        made.mail.post(Step(1, [1, 1], [RowToken(0, a), RowToken(0, -1, error="non_finite")], 1.5))
+        made.mail.post(stepped([1, 1], [RowToken(0, a), RowToken(0, -1, error="non_finite")]))
         deltas, failed = await made.door.receive(), await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert deltas.rows[0].text == "a"
@@ -234,13 +237,16 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
         assert (failed.rid, failed.code) == (1, "non_finite")
-        made.mail.post(RowsFailed(0, [4, 5], "queue_full", "too many", "max_tokens"))
+        made.mail.post(RowsFailed([4, 5], "queue_full", "too many", "max_tokens"))
         for rid in (4, 5):
             assert await made.door.receive() == Failed(rid, "queue_full", "too many", "max_tokens")
         # The scheduler has said so itself.
-        made.mail.post(RowsPlaced(1, [9]))
-        assert await made.scheduler.receive() == RowsEnded(1, [1])
-        assert await made.scheduler.receive() == RowsPlaced(1, [9])
+        placed = output(placed=[9])
+        made.mail.post(placed)
+        ended = await made.scheduler.receive()
+        assert isinstance(ended, StepOutput)
+        assert (ended.finished, ended.tokens) == ([1], [])
+        assert await made.scheduler.receive() == placed
 
 
 @pytest.mark.parametrize(
@@ -321,10 +327,10 @@ async def test_a_fault_in_one_request_ends_nothing_else(
 async def test_a_fault_of_ours_in_a_step_does_not_end_the_actor(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
         with capture_logs() as logs, patch.object(made.actor, "_step", None):
-            made.mail.post(Step(1, [1], [RowToken(0, 5)], 1.0))
+            made.mail.post(step([(1, 5)]))
             made.mail.post(prepare(2))
             assert isinstance(await made.scheduler.receive(), Submit)
-        assert logs[0]["kind"] == "Step"
+        assert logs[0]["kind"] == "StepOutput"
 
 
 async def test_text_that_the_door_did_not_take_fails_its_request(tokenizer: Tokenizer) -> None:

@@ -5,7 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.request_state import RequestState
+from hearth.actors.waiting_queue import WaitingQueue
 from tests.actors.simulation import entry
 
 
@@ -68,8 +69,8 @@ ACTIONS = st.lists(
 
 @given(ACTIONS)
 def test_it_agrees_with_sorting(actions: list[tuple[str, int, int]]) -> None:
-    queue, model, now = WaitingQueue(2.0), dict[int, Entry](), 0.0
-    out: list[Entry] = []
+    queue, model, now = WaitingQueue(2.0), dict[int, RequestState](), 0.0
+    out: list[RequestState] = []
     for number, (action, value, client) in enumerate(actions):
         now += 0.5
         if action == "push":
@@ -94,7 +95,7 @@ def test_it_agrees_with_sorting(actions: list[tuple[str, int, int]]) -> None:
         assert queue.oldest == min((one.queued for one in model.values()), default=None)
 
 
-def place(one: Entry) -> tuple[float, int]:
+def place(one: RequestState) -> tuple[float, int]:
     return one.queued - 2 * one.request.priority, one.rid
 
 

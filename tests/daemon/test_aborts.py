@@ -15,20 +15,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hearth.actors.actor_message import FromExecutor
-from hearth.actors.executor_messages import Offer
+from hearth.actors.executor_messages import Schedule
 from hearth.actors.mailbox import Receiver, Sender
 from hearth.actors.messages import (
     Accepted,
     Cancel,
-    ExecutorGone,
     ExecutorLimits,
     ExecutorReady,
-    RowsEnded,
     RowsFailed,
-    RowsPlaced,
-    RowsReturned,
     SchedulerReport,
+    StepOutput,
     Submit,
 )
 from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
@@ -93,8 +89,7 @@ class World:
             incarnation=1, places=3, step_s=0.001, prefill_s=0.0, tell=self.to_tokenizer.post
         )
         self._stepping = False
-        ready = ExecutorReady(1, "w", "c", ExecutorLimits(3, 100, 200))
-        self._carry_out(self.policy.executor_ready(ready, 0.0))
+        self.to_tokenizer.post(ExecutorReady(1, "w", ExecutorLimits(3, 100, 200)))
 
     def _doors(self, tokenizer: Tokenizer) -> None:
         boxes = [Box() for _ in range(4)]
@@ -152,7 +147,7 @@ class World:
         self.now += 0.0001
         full = [(box, hears) for box, hears in self._opens if box.mail]
         waits = self.actor._intake.first() is not None
-        steps = bool(self.executor.rows or self.executor.mail or self.executor.offered)
+        steps = bool(self.executor.rows or self.executor.mail or self.executor.state.waiting)
         choices: list[Callable[[], None]] = [
             lambda box=box, hears=hears: hears(box.mail.popleft())  # type: ignore[misc]  # bound now
             for box, hears in full
@@ -183,13 +178,7 @@ class World:
             self._stepping = True
 
     def _tokenizer_hears(self, message: Any) -> None:
-        assert not isinstance(message, ExecutorGone), "no executor dies here"
-        if isinstance(message, FromExecutor):
-            assert self.actor._word.heeds(message)
-            drive(self.actor._hear(message))
-            drive(self.actor._pass_on(self.actor._word.passes_on(message)))
-        else:
-            drive(self.actor._hear(message))
+        drive(self.actor._handle(message))
 
     def _scheduler_hears(self, message: Any) -> None:
         policy, now = self.policy, self.now
@@ -197,21 +186,17 @@ class World:
             case Submit():
                 self._carry_out(policy.submit(message, now))
             case Cancel(rid):
-                self._carry_out(policy.cancel(rid))
-            case RowsPlaced():
-                policy.rows_placed(message, now)
-            case RowsEnded():
-                policy.rows_ended(message, now)
-            case RowsFailed():
-                self._carry_out(policy.rows_failed(message, now))
-            case RowsReturned():
-                self._carry_out(policy.rows_returned(message, now))
+                policy.cancel(rid)
+            case StepOutput():
+                self._carry_out(policy.update(message, now))
+            case ExecutorReady():
+                self._carry_out(policy.executor_ready(message, now))
         self._carry_out(policy.tick(now))
 
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case RowsFailed() | ExecutorGone():
+                case RowsFailed():
                     self.to_tokenizer.post(decision)
                 case Accepted() | SchedulerReport():
                     self.to_door.post(decision)
@@ -219,10 +204,9 @@ class World:
                     self.to_executor.post(decision)
 
     def _executor_hears(self, message: Any) -> None:
-        if isinstance(message, Offer):
-            self.offered.update(one.rid for one in message.rows)
-        elif isinstance(message, Cancel):
-            assert message.rid in self.offered, "who only waits is no concern of the rows that run"
+        assert isinstance(message, Schedule)
+        self.offered.update(message.new)
+        assert self.offered.issuperset(message.cancelled), "who only waits is no concern of rows"
         self.executor.mail.append(message)
 
 
@@ -299,16 +283,14 @@ def check_tables(world: World) -> None:
     """Nobody remembers anything of them."""
     executor, policy, actor = world.executor, world.policy, world.actor
     assert not executor.rows
-    assert not executor.offered
+    assert not executor.state.waiting
     assert not executor.mail
     load = policy.report(0)
     assert (load.running, load.queued, load.queued_tokens) == (0, 0, 0)
-    assert not len(policy._house)
-    assert not policy._limbo
+    assert not len(policy._running)
     assert not policy._queue._lines
     assert actor._intake.first() is None
     assert not len(actor._streams)
-    assert not actor._word._placed
     sessions = world.dispatch.sessions
     assert not sessions.open_requests
     assert sessions.generations == 0

@@ -28,5 +28,5 @@ def test_the_scheduler_is_told_where_an_executor_listens_and_what_it_takes() -> 
     addresses = SocketFolder(Path("/run/h")).addresses("executor", 2)
     ready = ActorReady("executor-2", 1, {}, ExecutorLimits(3, 4, 5))
     assert executor_ready(ready, addresses) == ExecutorReady(
-        2, "ipc:///run/h/executor-2", "ipc:///run/h/executor-2-control", ExecutorLimits(3, 4, 5)
+        2, "ipc:///run/h/executor-2", ExecutorLimits(3, 4, 5)
     )

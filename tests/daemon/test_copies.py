@@ -17,7 +17,7 @@ from hearth.actors.arena import Arena
 from hearth.actors.arena_embeddings import ArenaEmbeddings
 from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
 from hearth.actors.encodings import ImageArenas
-from hearth.actors.executor_messages import Offer
+from hearth.actors.executor_messages import Schedule
 from hearth.actors.image_work import ImageTimes, Visual
 from hearth.actors.messages import Prepare, Request, Submit
 from hearth.actors.scheduler_policy import SchedulerPolicy
@@ -92,10 +92,10 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
         # Here the tower writes.
         written[:] = 7.0
         policy.images_told(Encoded(work.number, ImageTimes()), 0.0)
-        (offer,) = [one for one in policy.tick(0.0) if isinstance(one, Offer)]
-        read = store.read(offer.rows[0].row.images[0])
+        (wanted,) = [one for one in policy.tick(0.0) if isinstance(one, Schedule)]
+        read = store.read(wanted.new[1].images[0])
     assert np.shares_memory(read, written)
     assert (read == 7.0).all()
     # Behind what ids the prompt has, no message is longer for the picture's bytes.
     ids = size(prompt.ids)
-    assert max(size(prepare), size(work), size(works), size(offer) - ids) < 1000
+    assert max(size(prepare), size(work), size(works), size(wanted) - ids) < 1000

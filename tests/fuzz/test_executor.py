@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from msgspec import structs
 
 from hearth.actors import messages as m
 from hearth.actors.executor import ExecutorActor
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer, Offered
+from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Schedule
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.config import RopeConfig
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
@@ -31,6 +32,8 @@ from tests.fuzz.mail import Inbox, Outbox
 from tests.fuzz.mutations import mutations
 
 ENCODE = msgspec.msgpack.encode
+INCARNATION = 4
+END = ENCODE(m.Shutdown())
 CONFIG = structs.replace(
     simulated_config(vocab_size=40, layers=1, max_batch=4, capacity=6, prefill_chunk=4),
     head_dim=6,
@@ -59,9 +62,15 @@ class House:
         self.supervisor = Outbox(SupervisorMessage)
         self.owed: Counter[int] = Counter()
         self.answered: Counter[int] = Counter()
-        self._offers = msgspec.msgpack.Decoder(Offer)
+        self._schedules = msgspec.msgpack.Decoder(Schedule)
+        self._begin()
         self._mail: Iterator[tuple[Inbox, bytes]] = iter(())
         self.left = False
+
+    def _begin(self) -> None:
+        """Begin as an executor does: no schedule, no output, no row that has ended."""
+        self._seq = self._number = 0
+        self._ended: dict[int, int] = {}
 
     def run(self, mail: Iterator[tuple[Inbox, bytes]]) -> None:
         """Handle all of it."""
@@ -69,7 +78,7 @@ class House:
         while self.left:
             ExecutorActor(
                 name="executor-1",
-                incarnation=4,
+                incarnation=INCARNATION,
                 inbox=self.work,
                 control=self.control,
                 to_tokenizer=self.tokenizer,
@@ -77,6 +86,7 @@ class House:
                 runtime=self.runtime,
             ).run()
             self.look()
+            self._begin()
             assert not self.runtime.active
 
     def more(self, *_: object) -> None:
@@ -89,33 +99,47 @@ class House:
             inbox, data = next(self._mail)
         except StopIteration:
             self.left = False
-            inbox, data = self.control, ENCODE(m.Shutdown())
+            inbox, data = self.control, END
         inbox.put(data)
         if inbox is self.work:
-            self._note_offered(data)
+            self._note_wanted(data)
 
     def look(self) -> None:
         """Count what is answered."""
         self.supervisor.take()
         for message in self.tokenizer.take():
-            match message:
-                case m.Step():
-                    pairs = zip(message.rids, message.tokens, strict=True)
-                    ended = [rid for rid, token in pairs if token.finish or token.error]
-                case m.RowsEnded() | m.RowsFailed():
-                    ended = message.rids
-                case m.RowsReturned():
-                    ended = [*message.unplaced, *(one.rid for one in message.released)]
-                case _:
-                    ended = []
+            assert isinstance(message, m.StepOutput)
+            self._number = message.number
+            failed = [rid for failure in message.failed for rid in failure.rids]
+            ended = [*message.finished, *message.preempted, *failed]
+            self._ended.update(dict.fromkeys(ended, message.number))
             self.answered.update(ended)
 
-    def _note_offered(self, data: bytes) -> None:
+    def _note_wanted(self, data: bytes) -> None:
         try:
-            offer = self._offers.decode(data)
+            wanted = self._schedules.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return
-        self.owed.update({one.rid for one in offer.rows})
+        if wanted.incarnation != INCARNATION or wanted.seq <= self._seq:
+            return
+        self._seq = wanted.seq
+        self._ended = {rid: told for rid, told in self._ended.items() if told > wanted.heard}
+        gone = {*self._ended, *wanted.cancelled}
+        self.owed.update({*wanted.rows} & {*wanted.new} - gone)
+        self._ended.update(dict.fromkeys(wanted.cancelled, self._number + 1))
+
+
+class Rising:
+    """A list of one number, which is another one each time."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> int:
+        return next(self._numbers)
 
 
 def rows_with_images(store: LocalEmbeddings) -> Iterator[list[Any]]:
@@ -145,8 +169,14 @@ def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPat
     inbox = house.work if which == "ExecutorMessage" else house.control
     rows: list[Any] = [[[number], 1, {"max_tokens": 3}] for number in range(1, 5)]
     rows += rows_with_images(house.embeddings)
-    given = {"rid": [1, 2, 3, 4], "rids": [[1], [2, 3]], "row": rows}
-    good = ENCODE(Offer([Offered(rid, ROW, 1.0) for rid in (1, 2)]))
+    given: dict[str, Any] = {
+        "incarnation": [INCARNATION],
+        "seq": Rising(),
+        "rows": [[1, 2, 3, 4], [1], [2, 3]],
+        "new": [dict(zip((1, 2, 3, 4), rows[at:], strict=False)) for at in range(len(rows))],
+        "cancelled": [[], [], [1]],
+    }
+    good = ENCODE(Schedule(INCARNATION, 1, 0, [1, 2], {1: ROW, 2: ROW}))
 
     def mail(part: int) -> Iterator[tuple[Inbox, bytes]]:
         nonlocal told
@@ -154,9 +184,8 @@ def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPat
             for data in mutations(kind, f"{kind} {part}", -(-PER_TYPE // 4), ENCODE, given):
                 told += 1
                 yield inbox, data
-                if inbox is house.control and told % 4 == 0:
-                    # Those that are remembered for later, and those that are there.
-                    yield house.work, good
+                if told % 4 == 0:
+                    yield (house.work, good) if inbox is house.control else (house.control, END)
 
     house.run(mail(0))
     flat, before = Flat(), told
@@ -166,5 +195,5 @@ def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPat
     assert told >= PER_TYPE * len(DOORS[which])
     if inbox is house.work:
         assert house.runtime.get_multimodal_metrics().images > 0
-    house.run(iter([(house.work, ENCODE(Offer([Offered(1 << 40, ROW, 1.0)])))]))
+    house.run(iter([(house.work, good)]))
     house.runtime.close()

@@ -13,7 +13,7 @@ import zmq
 
 from hearth.actors import messages as m
 from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Offer
+from hearth.actors.executor_messages import ExecutorMessage, Schedule
 from hearth.actors.image_work import ImageTimes
 from hearth.actors.mailbox import Sender
 from hearth.actors.scheduler import SchedulerActor
@@ -39,7 +39,7 @@ class House:
         self.door = Outbox(m.DoorMessage)
         self.executor: list[Outbox] = []
         self.now = 0.0
-        self.incarnation = 1
+        self.incarnation, self.number = 1, 1 << 30
         self.context = context
         self.actor = SchedulerActor(
             inbox=self.inbox,
@@ -57,7 +57,7 @@ class House:
     def connect(self, endpoint: str) -> Sender[Any]:
         """What can be connected is played."""
         Sender[Any](self.context, endpoint, 1).close()
-        kinds = ExecutorMessage | ExecutorControl | m.EncoderMessage
+        kinds = ExecutorMessage | m.EncoderMessage
         self.executor = [*self.executor[-2:], Outbox(kinds)]
         return self.executor[-1]
 
@@ -86,30 +86,34 @@ class House:
         return await self.tell_good(self.inbox, m.Submit(m.Request(self.rids[-1]), [1, 2]))
 
     async def play_executor(self, heard: list[Any]) -> None:
-        """Take what is offered, and end it at once, until nothing more is."""
+        """Take what is wanted, and end it at once, until nothing more is."""
         left = deque(heard)
         while left:
             message = left.popleft()
-            if isinstance(message, Offer):
-                rids = [one.rid for one in message.rows]
-                left += await self.tell_good(self.inbox, m.RowsPlaced(self.incarnation, rids))
-                left += await self.tell_good(self.inbox, m.RowsEnded(self.incarnation, rids, rids))
-            elif isinstance(message, m.ExecutorGone):
-                back = m.RowsReturned(message.incarnation, unplaced=message.offered)
-                left += await self.tell_good(self.inbox, back)
+            if isinstance(message, Schedule):
+                rids = list(message.new)
+                left += await self.output(message, placed=rids)
+                left += await self.output(message, finished=rids)
+
+    async def output(self, seen: Schedule, **changes: Any) -> list[Any]:
+        """Tell this of the executor's rows."""
+        self.number += 1
+        told = m.StepOutput(seen.incarnation, self.number, seen.seq, **changes)
+        return await self.tell_good(self.inbox, told)
 
     async def works(self) -> None:
         """With a new executor, a new request gets its place."""
         self.incarnation += 1
-        ready = m.ExecutorReady(self.incarnation, "ipc:///nowhere/w", "ipc:///nowhere/c", LIMITS)
-        await self.play_executor(await self.tell_good(self.control, ready))
+        self.number = 1 << 30
+        ready = m.ExecutorReady(self.incarnation, "ipc:///nowhere/w", LIMITS)
+        await self.play_executor(await self.tell_good(self.inbox, ready))
         for _ in range(30):
             await self.play_executor(await self.tell_good(self.inbox, m.AskReport(1)))
         self.now += 3600.0
         heard = await self.submit() + await self.tell_good(self.inbox, m.AskReport(1))
         await self.play_executor(heard)
         kinds = {type(one) for one in heard}
-        assert {m.Accepted, Offer} <= kinds, heard
+        assert {m.Accepted, Schedule} <= kinds, heard
         await self.sees()
 
     async def sees(self) -> None:
@@ -139,7 +143,6 @@ async def test_every_message_to_the_scheduler(which: str) -> None:
             "rids": [house.rids],
             "incarnation": [1],
             "work": ["ipc:///nowhere/w"],
-            "control": ["ipc:///nowhere/c"],
             "limits": [[4, 50, 100]],
             "client": [1, 2],
         }

@@ -60,10 +60,7 @@ class House:
             if isinstance(answer, m.Submit):
                 self.opened.append(message.rid)
         failed = [one.rid for one in heard if isinstance(one, m.Failed)]
-        assert len(failed) == len(set(failed)) or isinstance(message, m.RowsFailed)
-        if isinstance(message, m.RowsPlaced):
-            # As an executor does sooner or later.
-            await self.tell(ENCODE(m.RowsEnded(message.incarnation, message.rids)))
+        assert len(failed) == len(set(failed)) or isinstance(message, m.RowsFailed | m.StepOutput)
         return heard
 
     async def drop(self) -> None:
@@ -77,7 +74,9 @@ class House:
         (submit,) = await self.tell(ENCODE(m.Prepare(request, None, "a")))
         assert isinstance(submit, m.Submit)
         token = RowToken(0, submit.token_ids[0], finish="length")
-        heard = await self.tell(ENCODE(m.Step(0, [77], [token], 1.0)))
+        await self.tell(ENCODE(m.ExecutorReady(9, "w", m.ExecutorLimits(1, 1, 1))))
+        step = m.StepOutput(9, 1, 1, [77], [token], 1.0)
+        heard = await self.tell(ENCODE(step))
         (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
         assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")
         asked = m.Prepare(m.Request(78), [turn(IMAGE)], None, [self.picture])

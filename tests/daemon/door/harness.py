@@ -27,7 +27,7 @@ from hearth.daemon.door.keys import Keys
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.life import Life
-from hearth.runtime.request import FinishReason, RowToken, TopLogprob
+from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
 
 T = TypeVar("T")
 LIMIT = 2000
@@ -151,7 +151,7 @@ class FakeActors:
     @staticmethod
     def _round(rid: int, count: int, finish: FinishReason | None = None) -> m.Deltas:
         row = m.RowDelta(rid, "x" * count, [7] * count, finish=finish)
-        rounds = [m.RequestRound(rid, 5, count), m.RequestRound(rid + 1000, 5, 5)]
+        rounds = [RowRound(rid, 5, count), RowRound(rid + 1000, 5, 5)]
         return m.Deltas([row], time.monotonic(), rounds=rounds)
 
     async def _send(self, message: m.DoorMessage) -> None:

@@ -14,26 +14,16 @@ import anyio.lowlevel
 import zmq
 from msgspec import structs
 
-from hearth.actors.actor_message import FromExecutor
-from hearth.actors.addresses import (
-    DOOR,
-    SCHEDULER,
-    SCHEDULER_CONTROL,
-    TOKENIZER,
-    Addresses,
-    SocketFolder,
-)
-from hearth.actors.executor_word import ExecutorWord, Told
+from hearth.actors.addresses import DOOR, SCHEDULER, TOKENIZER, Addresses, SocketFolder
 from hearth.actors.mailbox import Receiver, Sender
 from hearth.actors.messages import (
     DoorMessage,
-    ExecutorGone,
     ExecutorLost,
+    ExecutorReady,
     Request,
     RowsFailed,
-    SchedulerControl,
     SchedulerMessage,
-    Step,
+    StepOutput,
     Submit,
     TokenizerMessage,
 )
@@ -66,10 +56,10 @@ class House:
             self.context, [TOKENIZER, sockets.tokenizer], TokenizerMessage, 4096
         )
         self.door: Receiver[DoorMessage] = Receiver(self.context, [DOOR], DoorMessage, 4096)
-        self.to_control: Sender[SchedulerControl] = Sender(self.context, SCHEDULER_CONTROL, 100)
+        self.to_tokenizer: Sender[TokenizerMessage] = Sender(self.context, TOKENIZER, 100)
         self.to_scheduler: Sender[SchedulerMessage] = Sender(self.context, SCHEDULER, 100)
         self.scheduler = open_scheduler(self.context, settings.scheduler)
-        self.word = ExecutorWord()
+        self.executor: int | None = None
         self.changes: list[bool] = []
         self.loading: list[tuple[str, float | None]] = []
         self.restarts: list[str] = []
@@ -102,12 +92,12 @@ class House:
         return pid
 
     async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
-        self.to_control.post(executor_ready(ready, addresses))
+        self.to_tokenizer.post(executor_ready(ready, addresses))
         self.changes.append(True)
         self.changed.set()
 
     async def _lost(self, reason: str) -> None:
-        self.to_control.post(ExecutorLost(reason))
+        self.to_tokenizer.post(ExecutorLost(reason))
         self.changes.append(False)
         self.changed.set()
 
@@ -132,14 +122,17 @@ class House:
     async def hear(self) -> TokenizerMessage:
         """The next message to the tokenizer, which tells the scheduler what became of rows."""
         message = await self.tokenizer.receive()
-        told: list[Told | None] = []
-        if isinstance(message, ExecutorGone):
-            told += self.word.bury(message)
-        elif isinstance(message, FromExecutor) and self.word.heeds(message):
-            told.append(self.word.passes_on(message))
-        for one in told:
-            if one is not None:
-                self.to_scheduler.post(one)
+        match message:
+            case StepOutput():
+                told = message.without_tokens()
+                if told is not None and message.incarnation == self.executor:
+                    self.to_scheduler.post(told)
+            case ExecutorReady(incarnation):
+                self.executor = incarnation
+                self.to_scheduler.post(message)
+            case ExecutorLost():
+                self.executor = None
+                self.to_scheduler.post(message)
         return message
 
     async def until_ended(self, *rids: int) -> dict[int, str]:
@@ -149,7 +142,8 @@ class House:
             message = await self.hear()
             if isinstance(message, RowsFailed):
                 ends.update(dict.fromkeys(message.rids, message.code))
-            elif isinstance(message, Step):
+            elif isinstance(message, StepOutput):
+                ends.update({rid: one.code for one in message.failed for rid in one.rids})
                 for rid, token in zip(message.rids, message.tokens, strict=True):
                     if token.finish is not None:
                         assert rid not in ends
@@ -157,7 +151,7 @@ class House:
         return ends
 
     async def until_running(self, rid: int) -> None:
-        while not (isinstance(message := await self.hear(), Step) and rid in message.rids):
+        while not (isinstance(message := await self.hear(), StepOutput) and rid in message.rids):
             pass
 
     async def freeze_executor(self, tokens: int) -> int:
@@ -174,7 +168,7 @@ class House:
             await self.scheduler.run()
 
     def close(self) -> None:
-        for mailbox in (self.tokenizer, self.door, self.to_control, self.to_scheduler):
+        for mailbox in (self.tokenizer, self.door, self.to_tokenizer, self.to_scheduler):
             mailbox.close()
         self.context.term()
 

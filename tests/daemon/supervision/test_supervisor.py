@@ -14,7 +14,7 @@ import structlog
 
 from hearth.actors.executor_messages import ExecutorControl
 from hearth.actors.mailbox import Receiver
-from hearth.actors.messages import ExecutorRetires, SetLogLevel
+from hearth.actors.messages import SetLogLevel
 from hearth.actors.roles import HostConfig
 from hearth.actors.settings import LogSettings
 from hearth.daemon.configuration.settings import settings_of
@@ -77,7 +77,6 @@ async def test_another_executor_takes_over_once_the_rows_that_run_have_ended(
                 made.submit(rid, 60)
             await made.until_running(7)
             assert made.supervisor.renew("other weights are to be served")
-            made.to_control.post(ExecutorRetires())
             made.submit(100, 5)
             ends = await made.until_ended(*range(8), 100)
             assert ends == dict.fromkeys([*range(8), 100], "length")

@@ -2,72 +2,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
 
-from hearth.actors.executor_messages import Revoke
+from hearth.actors.request_state import RequestState, RequestStatus
 from hearth.actors.settings import PolicySettings, Reloadable
-from hearth.actors.waiting_queue import Entry
 
 _LESS = 4
 _BEGINNING_S = 0.5
 MEMORY_S = 60.0
 """The time constant with which the use of places is forgotten."""
 _FORGOTTEN_S = 0.01
-
-
-@dataclass(slots=True)
-class HeldRow:
-    """A request that the executor has been offered; `placed` is since when it has a place.
-
-    `arrival` is its virtual arrival, `order` that by which it gets a place. `asked` is what the
-    executor has been asked to do with it and has not answered yet. One that is `alone` shares the
-    house with nobody. It has had its first token at `begun`; one that was told to give way does so
-    whatever its prefill has cost. Put back, it stands as if it had come at `behind`, though not
-    before it did nor in the future.
-    """
-
-    entry: Entry
-    incarnation: int
-    arrival: float
-    order: float
-    alone: bool = False
-    placed: float | None = None
-    begun: float | None = None
-    asked: Literal["", "revoke", "release", "give way", "cancel"] = ""
-    behind: float = math.inf
-
-    @property
-    def rid(self) -> int:
-        """The request's number."""
-        return self.entry.rid
-
-    @property
-    def priority(self) -> int:
-        """The request's priority."""
-        return self.entry.priority
-
-    @property
-    def client(self) -> int:
-        """The client's number."""
-        return self.entry.client
-
-    @property
-    def paid(self) -> float:
-        """From when on it has had its place for as long again as its prompt took, by about."""
-        if self.begun is None or self.placed is None:
-            return math.inf
-        return 2 * self.begun - self.placed
-
-    @property
-    def deadline(self) -> float | None:
-        """The request's deadline."""
-        return self.entry.request.deadline
-
-    def is_due(self, now: float) -> bool:
-        """Whether its deadline has passed."""
-        return self.deadline is not None and self.deadline <= now
 
 
 class _Usage:
@@ -97,25 +41,25 @@ def _held(placed: float, now: float) -> float:
     return -MEMORY_S * math.expm1((placed - now) / MEMORY_S)
 
 
-class House:
-    """What the executor holds: rows offered and rows placed; no clock, no I/O.
+class RunningSet:
+    """The requests at the executor, with places and without; no clock, no I/O.
 
-    A row is held until the executor, or who saw it die, has said what became of it.
+    A row stays until the executor has said what became of it, or has died.
     """
 
     def __init__(self, settings: Reloadable[PolicySettings]) -> None:
         self._settings = settings
         self._ageing_s = settings.current.ageing_s
-        self._rows: dict[int, HeldRow] = {}
+        self._rows: dict[int, RequestState] = {}
         self._usage = _Usage()
         self.places = 0
         # Who takes a first place, until it has been lined up.
-        self.claimant: Entry | None = None
+        self.claimant: RequestState | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[HeldRow]:
+    def __iter__(self) -> Iterator[RequestState]:
         return iter(self._rows.values())
 
     @property
@@ -129,37 +73,37 @@ class House:
         return len(self._rows) == 1 and next(iter(self)).alone
 
     @property
-    def offered(self) -> list[HeldRow]:
+    def scheduled(self) -> list[RequestState]:
         """The rows that the executor will place, in its order."""
-        waiting = [row for row in self if row.placed is None and not row.asked]
+        waiting = [row for row in self if row.status is RequestStatus.SCHEDULED]
         return sorted(waiting, key=lambda row: row.order)
 
     @property
-    def staying(self) -> list[HeldRow]:
+    def staying(self) -> list[RequestState]:
         """The placed rows that nobody has asked to leave."""
-        return [row for row in self if row.placed is not None and not row.asked]
+        return [row for row in self if row.status is RequestStatus.RUNNING]
 
     @property
-    def waiting(self) -> list[HeldRow]:
-        """The offered rows for which there is no place yet: they wait as those of the queue do."""
-        behind = sum(row.asked != "cancel" for row in self) - self.places
-        return self.offered[-behind:] if behind > 0 else []
+    def waiting(self) -> list[RequestState]:
+        """The scheduled rows for which there is no place yet: they wait as those of the queue."""
+        behind = sum(not row.ends for row in self) - self.places
+        return self.scheduled[-behind:] if behind > 0 else []
 
     @property
     def unplaced(self) -> int:
         """How many rows have no place, those included that are on their way back."""
-        return sum(row.placed is None for row in self)
+        return sum(not row.has_slot for row in self)
 
     @property
     def running(self) -> int:
         """How many places are taken by requests that go on."""
-        running = sum(row.placed is not None and row.asked != "cancel" for row in self)
+        running = sum(row.has_slot and not row.ends for row in self)
         # A place is given away while the last token of its row is still being told.
         return min(running, self.places)
 
     def next_of(
-        self, heads: Sequence[tuple[float, Entry]], now: float
-    ) -> tuple[float, float, Entry] | None:
+        self, heads: Sequence[tuple[float, RequestState]], now: float
+    ) -> tuple[float, float, RequestState] | None:
         """Who of these first requests of clients is to be lined up next: order, arrival, request.
 
         That is the `claimant`, before all others, where it is among them. Else it is who came
@@ -169,15 +113,15 @@ class House:
         if not heads:
             return None
         shares = _Shares(self, now)
-        offered = self.offered
+        scheduled = self.scheduled
         ranked = []
         for place, (arrival, entry) in enumerate(heads):
             # Who stands behind the first of the heads comes before others in its turn.
-            passed = [row.order for row in offered if shares.passes(entry, row.entry)]
+            passed = [row.order for row in scheduled if shares.passes(entry, row)]
             if place and shares.passes(entry, heads[0][1]):
                 passed.append(heads[0][0])
             order = min([arrival, *(math.nextafter(one, -math.inf) for one in passed)])
-            own = [row for row in offered if row.client == entry.client]
+            own = [row for row in scheduled if row.client == entry.client]
             order = max([order, *(row.order for row in own if row.arrival <= arrival)])
             if entry is self.claimant:
                 order = -math.inf
@@ -190,37 +134,37 @@ class House:
         rows = [row.placed for row in self if row.client == client and row.placed is not None]
         return self._usage.of(client, now) + sum(_held(placed, now) for placed in rows)
 
-    def add(self, row: HeldRow) -> None:
-        """The row is offered."""
+    def add(self, row: RequestState) -> None:
+        """Take in a row that has been lined up."""
         self._rows[row.rid] = row
-        if row.entry is self.claimant:
+        if row is self.claimant:
             self.claimant = None
 
-    def get(self, rid: int) -> HeldRow | None:
+    def get(self, rid: int) -> RequestState | None:
         """The row of a request, if it is held."""
         return self._rows.get(rid)
 
     def remove(self, rid: int, now: float) -> None:
-        """The row has left, or has been given back."""
+        """Take out a row that has left."""
         row = self._rows.pop(rid)
         if row.placed is not None:
             self._usage.add(row.client, row.placed, now)
             self._usage.forget(now)
 
-    def clear(self) -> list[HeldRow]:
+    def clear(self) -> list[RequestState]:
         """Take all rows out."""
         rows, self._rows = list(self), {}
         return rows
 
-    def next_in(self) -> HeldRow | None:
-        """The first offered row for which no place is free nor about to be; None when none is."""
-        placed = [row for row in self if row.placed is not None]
+    def next_in(self) -> RequestState | None:
+        """The first scheduled row for which no place is free nor about to be; None when none is."""
+        placed = [row for row in self if row.has_slot]
         if len(placed) < self.places:
             return None
-        ahead = sum(row.asked != "" for row in placed)
-        return next(iter(self.offered[ahead:]), None)
+        ahead = sum(row.status is not RequestStatus.RUNNING for row in placed)
+        return next(iter(self.scheduled[ahead:]), None)
 
-    def behind(self, held: HeldRow) -> float:
+    def behind(self, held: RequestState) -> float:
         """Where a row stands once it has given way to the first that waits.
 
         It stands right behind a higher priority; else it has had its time, and stands behind all.
@@ -232,7 +176,7 @@ class House:
 
     def release_times(
         self, arrival: float, priority: int, hold_s: float
-    ) -> list[tuple[float, HeldRow]]:
+    ) -> list[tuple[float, RequestState]]:
         """From when on each placed row gives way to one that waits, of this arrival and priority.
 
         A row holds its place for `hold_s`, unless the other has a higher priority, and until it
@@ -246,7 +190,7 @@ class House:
             times.append((behind if priority > held.priority else max(behind, limit), held))
         return times
 
-    def batch_release_times(self, order: float) -> list[tuple[float, HeldRow]]:
+    def batch_release_times(self, order: float) -> list[tuple[float, RequestState]]:
         """From when on all rows of a synchronous batch give way to one that waits."""
         staying = self.staying
         if not staying:
@@ -261,14 +205,14 @@ class House:
 class _Shares:
     """What clients have and have had, for one decision."""
 
-    def __init__(self, house: House, now: float) -> None:
-        placed = [row for row in house if row.placed is not None]
-        self._has = Counter(row.client for row in placed or house)
-        self._lined_up = Counter(row.client for row in house if row.placed is None and placed)
-        self._house, self._now = house, now
+    def __init__(self, running: RunningSet, now: float) -> None:
+        placed = [row for row in running if row.has_slot]
+        self._has = Counter(row.client for row in placed or running)
+        self._lined_up = Counter(row.client for row in running if not row.has_slot and placed)
+        self._running, self._now = running, now
         self._used: dict[int, float] = {}
 
-    def passes(self, entry: Entry, other: Entry) -> bool:
+    def passes(self, entry: RequestState, other: RequestState) -> bool:
         """Tell whether one goes before the other: it has fewer places and has had much less."""
         one, two = entry.client, other.client
         # As those that are lined up get places the other loses as many.
@@ -282,7 +226,7 @@ class _Shares:
 
     def _of(self, client: int) -> float:
         if client not in self._used:
-            self._used[client] = self._house.used(client, self._now)
+            self._used[client] = self._running.used(client, self._now)
         return self._used[client]
 
 
@@ -294,8 +238,7 @@ def much_less(used: float, other: float) -> bool:
     return _LESS * (used + _BEGINNING_S) < other
 
 
-def revoke(rows: list[HeldRow]) -> list[Revoke]:
-    """Ask for offered rows back."""
+def withdraw(rows: Iterable[RequestState]) -> None:
+    """Want rows back, if they have no places yet."""
     for row in rows:
-        row.asked = "revoke"
-    return [Revoke([row.rid for row in rows])] if rows else []
+        row.turn(RequestStatus.WITHDRAWING)

@@ -6,24 +6,26 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hearth.actors.adapter_turns import AdapterTurns
-from hearth.actors.executor_messages import Release, Revoke
-from hearth.actors.house import HeldRow, House, much_less
-from hearth.actors.waiting_queue import Entry, WaitingQueue
+from hearth.actors.request_state import RequestState, RequestStatus
+from hearth.actors.running_set import RunningSet, much_less, withdraw
+from hearth.actors.waiting_queue import WaitingQueue
 
 FIRST_PLACE_S = 1.5
 """How long a client that asks for less than another waits for a place; reading comes behind."""
+_AT_ONCE = RequestStatus.PREEMPTING_AT_ONCE
+_STAYING = {RequestStatus.RUNNING, RequestStatus.PREEMPTING}
 
 
-class Claim(NamedTuple):
+class FairShareClaim(NamedTuple):
     """A request that is to have a place by `due`, and the rows of which one, or all, give way."""
 
     due: float
-    entry: Entry
-    rows: list[HeldRow]
+    entry: RequestState
+    rows: list[RequestState]
     all_give_way: bool
 
 
-class FirstPlaces:
+class FairShare:
     """A client that asks for less than another has its first place soon; no clock, no I/O.
 
     That is one without a place, with fewer requests than the other, which has had much less of
@@ -34,24 +36,22 @@ class FirstPlaces:
     that gave way before have paid. Who waits for another adapter waits for its turn.
     """
 
-    def __init__(self, house: House, queue: WaitingQueue, turns: AdapterTurns) -> None:
-        self._house, self._queue, self._turns = house, queue, turns
+    def __init__(self, running: RunningSet, queue: WaitingQueue, turns: AdapterTurns) -> None:
+        self._running, self._queue, self._turns = running, queue, turns
 
-    def next(self, now: float, *, synchronous: bool) -> Claim | None:
+    def next(self, now: float, *, synchronous: bool) -> FairShareClaim | None:
         """The claim that is due first; None while there is none, or one is being answered."""
-        house = self._house
-        placed = [row for row in house if row.placed is not None]
-        if not placed or any(row.asked == "give way" for row in placed):
+        running = self._running
+        placed = [row for row in running if row.has_slot]
+        if not placed or any(row.status is _AT_ONCE for row in placed):
             return None
-        if len(placed) < house.places and not synchronous:
+        if len(placed) < running.places and not synchronous:
             return None
         held = Counter(row.client for row in placed)
-        asked = Counter(row.client for row in house)
+        asked = Counter(row.client for row in running)
         # From when on each row may be asked: one that gave way before has to pay first.
         loose = {
-            row.rid: row.paid
-            if row.entry.gave_way and (synchronous or held[row.client] == 1)
-            else 0.0
+            row.rid: row.paid if row.gave_way and (synchronous or held[row.client] == 1) else 0.0
             for row in placed
         }
         if synchronous:
@@ -60,12 +60,12 @@ class FirstPlaces:
         def total(client: int) -> int:
             return asked[client] + self._queue.count_of(client)
 
-        rows = [row for row in placed if row.asked in {"", "release"} and loose[row.rid] < math.inf]
-        used = {client: house.used(client, now) for client in held}
+        rows = [row for row in placed if row.status in _STAYING and loose[row.rid] < math.inf]
+        used = {client: running.used(client, now) for client in held}
 
-        def may_ask(client: int) -> list[HeldRow]:
+        def may_ask(client: int) -> list[RequestState]:
             """Rows of clients that ask for more, and have had much more."""
-            own, had = total(client), house.used(client, now)
+            own, had = total(client), running.used(client, now)
             return [
                 row for row in rows if total(row.client) > own and much_less(had, used[row.client])
             ]
@@ -80,38 +80,40 @@ class FirstPlaces:
         since, _, first, rows = min(waiting)
         due = max(since + FIRST_PLACE_S, min(loose[row.rid] for row in rows))
         if synchronous:
-            return Claim(due, first, placed, all_give_way=True)
-        return Claim(due, first, [row for row in rows if loose[row.rid] <= due], all_give_way=False)
+            return FairShareClaim(due, first, placed, all_give_way=True)
+        return FairShareClaim(
+            due, first, [row for row in rows if loose[row.rid] <= due], all_give_way=False
+        )
 
-    def admit(self, claim: Claim) -> list[Revoke | Release]:
+    def admit(self, claim: FairShareClaim) -> None:
         """Let rows give way to one that has waited for long enough, once that is the first."""
         leaving = claim.rows
         if not claim.all_give_way:
-            row = self._house.get(claim.entry.rid)
-            ahead = self._house.offered[:1]
+            row = self._running.get(claim.entry.rid)
+            ahead = self._running.scheduled[:1]
             if row is None and not (ahead and ahead[0].order == -math.inf):
-                return []
+                return
             # Without a row, the one that was lined up so before gets the place.
             if row is not None and row.order > -math.inf:
                 # It comes back, and is then lined up before all others.
-                row.asked = "revoke"
-                return [Revoke([row.rid])]
+                withdraw([row])
+                return
             # The newest has the least to lose, and one that is about to go anyway loses nothing.
-            leaving = [max(leaving, key=lambda one: (one.asked == "release", one.placed or 0.0))]
-        for row in leaving:
-            row.asked = "give way"
+            going = RequestStatus.PREEMPTING
+            leaving = [max(leaving, key=lambda one: (one.status is going, one.placed or 0.0))]
+        for row in [one for one in leaving if not one.ends]:
+            row.turn(_AT_ONCE)
             # Another of its client is read meanwhile, which may give way as well.
             unpaid = row.paid > claim.due
             row.behind = math.inf if unpaid else -math.inf
-            row.entry.gave_way |= unpaid
-        return [Release([row.rid for row in leaving], at_once=True)]
+            row.gave_way |= unpaid
 
-    def _first_of_each(self) -> Iterator[Entry]:
+    def _first_of_each(self) -> Iterator[RequestState]:
         seen = set()
-        waiting = [row for row in self._house if row.placed is None]
+        waiting = [row for row in self._running if not row.has_slot]
         for row in sorted(waiting, key=lambda one: one.order):
             if row.client not in seen:
                 seen.add(row.client)
-                if not row.asked:
-                    yield row.entry
+                if row.status is RequestStatus.SCHEDULED:
+                    yield row
         yield from (entry for _, entry in self._turns.heads if entry.client not in seen)

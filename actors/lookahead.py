@@ -1,29 +1,29 @@
 from __future__ import annotations
 
 from hearth.actors.adapter_turns import AdapterTurns
-from hearth.actors.executor_messages import Offer, Offered, Revoke
 from hearth.actors.fill_wait import FillWait
-from hearth.actors.house import HeldRow, House, revoke
+from hearth.actors.quarantine import Quarantine
+from hearth.actors.running_set import RunningSet, withdraw
 from hearth.actors.settings import PolicySettings, Reloadable
-from hearth.actors.suspects import Suspects
 from hearth.actors.waiting_queue import WaitingQueue
 
 
-class Offers:
-    """Which rows an executor is offered, and when an idle one begins; no clock, no I/O."""
+class Lookahead:
+    """Choice of rows to be lined up at the executor, and when an idle one begins; no I/O."""
 
     def __init__(
         self,
-        house: House,
+        running: RunningSet,
         queue: WaitingQueue,
-        suspects: Suspects,
+        quarantine: Quarantine,
         turns: AdapterTurns,
         settings: Reloadable[PolicySettings],
     ) -> None:
-        self._house, self._queue, self._suspects, self._turns = house, queue, suspects, turns
-        self._settings = settings
+        self._running, self._queue, self._quarantine = running, queue, quarantine
+        self._turns, self._settings = turns, settings
         self._fill_wait = FillWait(settings)
-        self._incarnation = 0
+        # Whether there is an executor that takes rows.
+        self._open = False
         # Since when an executor works, and since when an idle one could wait for company.
         self._begun: float | None = None
         self._fill_from = 0.0
@@ -32,22 +32,22 @@ class Offers:
         """A request has been admitted."""
         self._fill_wait.arrived(now)
 
-    def executor_ready(self, incarnation: int, now: float) -> None:
+    def executor_ready(self, now: float) -> None:
         """An executor waits for rows."""
-        self._incarnation, self._fill_from = incarnation, now
+        self._open, self._fill_from = True, now
 
     def executor_retires(self) -> None:
-        """There will be another one, which is to be offered what waits."""
-        self._incarnation = 0
+        """There will be another one, for which what waits is lined up."""
+        self._open = False
 
     def executor_lost(self, now: float) -> None:
         """There is none until the next one is ready."""
-        self._incarnation, self._begun = 0, None
+        self._open, self._begun = False, None
         self._turns.emptied(now)
 
     def note_idle(self, now: float, *, waited: bool = False) -> None:
         """Rows have left: where none is held any more, wait for company unless some `waited`."""
-        if self._begun is not None and not self._house:
+        if self._begun is not None and not self._running:
             self._fill_wait.ended(now - self._begun)
             self._begun = None
             # Who waited for their adapter's turn have waited long enough.
@@ -56,55 +56,51 @@ class Offers:
             self._turns.emptied(now)
 
     def start_time(self) -> float | None:
-        """When an idle executor is offered rows; None while it works, or nobody waits."""
+        """Time at which an idle executor gets rows; None while it works, or nobody waits."""
         opened, first = self._opened(), self._turns.next
         if opened is None or first is None:
             return None
         company = self._queue.adapters[first.adapter]
-        full = company >= self._house.places or self._suspects.runs_alone(first)
+        full = company >= self._running.places or self._quarantine.runs_alone(first)
         return opened if full else opened + self._fill_wait.wait_s
 
-    def next(self, now: float) -> list[Offer | Revoke]:
-        """Offer the rows that are next, up to as many as there are places beyond those placed.
+    def fill(self, now: float) -> None:
+        """Line up the rows that are next, as many as there are places beyond those placed.
 
         At that bound, one that stands before the last of them goes in its place. As many again may
         be on their way back: a busy executor answers at its next border.
         """
-        house, queue, opened = self._house, self._queue, self._opened()
+        running, queue, opened = self._running, self._queue, self._opened()
         if opened is None:
-            if not self._incarnation or self._settings.current.synchronous:
-                return []
+            if not self._open or self._settings.current.synchronous:
+                return
         elif (start := self.start_time()) is None or start > now:
-            return []
+            return
         else:
             self._turns.begin()
-        rows: list[HeldRow] = []
-        revoked: list[HeldRow] = []
-        ahead, room = house.offered, 2 * house.places - house.unplaced
-        while len(rows) < room and not house.closed:
-            if (found := house.next_of(self._turns.heads, now)) is None:
+        added = 0
+        ahead, room = running.scheduled, 2 * running.places - running.unplaced
+        while added < room and not running.closed:
+            if (found := running.next_of(self._turns.heads, now)) is None:
                 break
             order, arrival, first = found
-            alone = self._suspects.runs_alone(first)
-            if alone and house:
+            alone = self._quarantine.runs_alone(first)
+            if alone and running:
                 break
-            if len(ahead) + len(rows) >= house.places:
+            if len(ahead) + added >= running.places:
                 if not ahead or ahead[-1].order <= order:
                     break
-                revoked.append(ahead.pop())
-                revoked[-1].asked = "revoke"
+                withdraw([ahead.pop()])
             queue.remove(first.rid)
-            row = HeldRow(first, self._incarnation, arrival, order, alone)
-            house.add(row)
-            rows.append(row)
+            first.line_up(arrival, order, alone=alone)
+            running.add(first)
+            added += 1
         if opened is not None:
-            self._fill_wait.started(opened, len(rows))
+            self._fill_wait.started(opened, added)
             self._begun = now
-        offered = [Offered(row.rid, row.entry.to_row(), row.order) for row in rows]
-        return [*revoke(revoked), *([Offer(offered)] if offered else [])]
 
     def _opened(self) -> float | None:
         """Since when an idle executor could begin; None while it works, or nobody waits."""
-        if not self._incarnation or self._house or (oldest := self._queue.oldest) is None:
+        if not self._open or self._running or (oldest := self._queue.oldest) is None:
             return None
         return max(oldest, self._fill_from)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from hearth.actors.first_places import FIRST_PLACE_S
+from hearth.actors.fair_share import FIRST_PLACE_S
+from hearth.actors.request_state import RequestStatus
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 
@@ -115,7 +116,8 @@ def test_who_asks_for_as_much_as_the_others_takes_no_place_that_is_not_paid() ->
     for rid in range(1000, 1100):
         simulation.arrive(0.5, submit(rid, client=2, prompt=3000, tokens=20))
     simulation.run(until=8.0)
-    assert not any(one.asked == "give way" for one in simulation.policy._house)
+    at_once = RequestStatus.PREEMPTING_AT_ONCE
+    assert not any(one.status is at_once for one in simulation.policy._running)
     assert not any(entry.gave_way for entry in simulation.policy._queue if entry.client == 2)
 
 

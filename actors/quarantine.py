@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from hearth.actors.waiting_queue import Entry
+from hearth.actors.request_state import RequestState
 
 SUSPECTS = 1024
 """Requests that are remembered; of more the oldest are forgotten."""
@@ -14,7 +14,7 @@ MEMORY_S = 600.0
 _GUILTY = 2
 
 
-class Suspects:
+class Quarantine:
     """What was asked by the requests that ran when the executor failed; no clock, no I/O.
 
     Any of them may be the cause, so each runs alone when it is sent again, and is cleared when it
@@ -26,7 +26,7 @@ class Suspects:
         # By digest, the latest failure last: how often it failed, and when.
         self._failures: dict[bytes, tuple[int, float]] = {}
 
-    def failed(self, entries: Iterable[Entry], now: float) -> None:
+    def failed(self, entries: Iterable[RequestState], now: float) -> None:
         """The executor failed while these ran together."""
         for digest in {_digest(entry) for entry in entries}:
             times, _ = self._failures.pop(digest, (0, now))
@@ -34,7 +34,7 @@ class Suspects:
         while len(self._failures) > SUSPECTS:
             del self._failures[next(iter(self._failures))]
 
-    def ended(self, entry: Entry) -> None:
+    def ended(self, entry: RequestState) -> None:
         """The request came to an end without the executor."""
         if self._failures:
             self._failures.pop(_digest(entry), None)
@@ -47,19 +47,19 @@ class Suspects:
                 return
             del self._failures[oldest]
 
-    def runs_alone(self, entry: Entry) -> bool:
+    def runs_alone(self, entry: RequestState) -> bool:
         """Whether the request may be what failed the executor."""
         return self._times(entry) > 0
 
-    def is_guilty(self, entry: Entry) -> bool:
+    def is_guilty(self, entry: RequestState) -> bool:
         """Whether the executor failed each time that the request ran, at least twice."""
         return self._times(entry) >= _GUILTY
 
-    def _times(self, entry: Entry) -> int:
+    def _times(self, entry: RequestState) -> int:
         return self._failures.get(_digest(entry), (0, 0.0))[0] if self._failures else 0
 
 
-def _digest(entry: Entry) -> bytes:
+def _digest(entry: RequestState) -> bytes:
     if not entry.digest:
         options = msgspec.structs.replace(entry.request.options, seed=None)
         images = [image.work.key for image in entry.images]
