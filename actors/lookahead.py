@@ -1,11 +1,62 @@
 from __future__ import annotations
 
 from hearth.actors.adapter_turns import AdapterTurns
-from hearth.actors.fill_wait import FillWait
 from hearth.actors.quarantine import Quarantine
 from hearth.actors.running_set import RunningSet, withdraw
 from hearth.actors.settings import PolicySettings, Reloadable
 from hearth.actors.waiting_queue import WaitingQueue
+
+_MEMORY = 32
+"""Windows and batches over which the means are taken, exponentially."""
+
+
+class BatchingDelay:
+    """Choice whether an idle executor waits for more rows; no clock, no I/O.
+
+    A window opens when a request could start, and lasts `fill_wait_s`. Waiting costs the first
+    request that time. Not waiting costs those that come within the window a whole batch, of which
+    they are not part, but `hold_s` at most. So waiting pays while the share of windows in which
+    others come, times the mean length of a batch, is more than `fill_wait_s`. Until experience says
+    otherwise others come in every window, and a batch takes `hold_s`. A batch is the time from one
+    idle moment to the next; rows that join lose less of it, a step and a prefill of their own.
+    """
+
+    def __init__(self, settings: Reloadable[PolicySettings]) -> None:
+        self._settings = settings
+        self._share = 1.0
+        self._batch_s = settings.current.hold_s
+        self._closes: float | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait for more rows."""
+        wait_s = self._settings.current.fill_wait_s
+        return wait_s if self._share * self._batch_s > wait_s else 0.0
+
+    def started(self, opened: float, rows: int) -> None:
+        """A batch began with `rows` rows out of the window that opened at `opened`."""
+        self._settle()
+        self._closes = opened + self._settings.current.fill_wait_s
+        if rows > 1:
+            self._note(others_came=True)
+
+    def arrived(self, now: float) -> None:
+        """A request came."""
+        if self._closes is not None and now <= self._closes:
+            self._note(others_came=True)
+
+    def ended(self, seconds: float) -> None:
+        """A batch ended after `seconds`."""
+        self._batch_s += (min(seconds, self._settings.current.hold_s) - self._batch_s) / _MEMORY
+
+    def _settle(self) -> None:
+        # Nobody came in the window that is open, if one is.
+        if self._closes is not None:
+            self._note(others_came=False)
+
+    def _note(self, *, others_came: bool) -> None:
+        self._share += (others_came - self._share) / _MEMORY
+        self._closes = None
 
 
 class Lookahead:
@@ -21,7 +72,7 @@ class Lookahead:
     ) -> None:
         self._running, self._queue, self._quarantine = running, queue, quarantine
         self._turns, self._settings = turns, settings
-        self._fill_wait = FillWait(settings)
+        self._delay = BatchingDelay(settings)
         # Whether there is an executor that takes rows.
         self._open = False
         # Since when an executor works, and since when an idle one could wait for company.
@@ -30,7 +81,7 @@ class Lookahead:
 
     def arrived(self, now: float) -> None:
         """A request has been admitted."""
-        self._fill_wait.arrived(now)
+        self._delay.arrived(now)
 
     def executor_ready(self, now: float) -> None:
         """An executor waits for rows."""
@@ -48,7 +99,7 @@ class Lookahead:
     def note_idle(self, now: float, *, waited: bool = False) -> None:
         """Rows have left: where none is held any more, wait for company unless some `waited`."""
         if self._begun is not None and not self._running:
-            self._fill_wait.ended(now - self._begun)
+            self._delay.ended(now - self._begun)
             self._begun = None
             # Who waited for their adapter's turn have waited long enough.
             waited |= self._turns.others_wait
@@ -62,7 +113,7 @@ class Lookahead:
             return None
         company = self._queue.adapters[first.adapter]
         full = company >= self._running.places or self._quarantine.runs_alone(first)
-        return opened if full else opened + self._fill_wait.wait_s
+        return opened if full else opened + self._delay.wait_s
 
     def fill(self, now: float) -> None:
         """Line up the rows that are next, as many as there are places beyond those placed.
@@ -96,7 +147,7 @@ class Lookahead:
             running.add(first)
             added += 1
         if opened is not None:
-            self._fill_wait.started(opened, added)
+            self._delay.started(opened, added)
             self._begun = now
 
     def _opened(self) -> float | None:

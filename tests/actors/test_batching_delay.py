@@ -1,16 +1,16 @@
 import pytest
 
-from hearth.actors.fill_wait import FillWait
+from hearth.actors.lookahead import BatchingDelay
 from hearth.actors.settings import PolicySettings, Reloadable
 
 WAIT, HOLD = 0.005, 2.0
 
 
-def fill_wait(wait_s: float = WAIT) -> FillWait:
-    return FillWait(Reloadable(PolicySettings(fill_wait_ms=1000 * wait_s, hold_s=HOLD)))
+def batching_delay(wait_s: float = WAIT) -> BatchingDelay:
+    return BatchingDelay(Reloadable(PolicySettings(fill_wait_ms=1000 * wait_s, hold_s=HOLD)))
 
 
-def live(wait: FillWait, windows: int, *, rows: int = 1, seconds: float = 0.5) -> None:
+def live(wait: BatchingDelay, windows: int, *, rows: int = 1, seconds: float = 0.5) -> None:
     """So many batches that begin with `rows` rows, and nobody comes after."""
     for number in range(windows):
         wait.started(float(number), rows)
@@ -18,11 +18,11 @@ def live(wait: FillWait, windows: int, *, rows: int = 1, seconds: float = 0.5) -
 
 
 def test_others_are_expected_at_first() -> None:
-    assert fill_wait().wait_s == WAIT
+    assert batching_delay().wait_s == WAIT
 
 
 def test_who_is_always_alone_waits_no_longer() -> None:
-    wait = fill_wait()
+    wait = batching_delay()
     live(wait, 100)
     assert wait.wait_s == WAIT
     live(wait, 100)
@@ -30,7 +30,7 @@ def test_who_is_always_alone_waits_no_longer() -> None:
 
 
 def test_batches_of_several_rows_are_worth_a_wait() -> None:
-    wait = fill_wait()
+    wait = batching_delay()
     live(wait, 1000, rows=2)
     assert wait.wait_s == WAIT
 
@@ -39,7 +39,7 @@ def test_batches_of_several_rows_are_worth_a_wait() -> None:
 def test_who_comes_in_the_window_counts_also_when_nobody_waited(
     late_s: float, waits: float
 ) -> None:
-    wait = fill_wait()
+    wait = batching_delay()
     live(wait, 300)
     assert wait.wait_s == 0
     for number in range(3):
@@ -51,7 +51,7 @@ def test_who_comes_in_the_window_counts_also_when_nobody_waited(
 
 
 def test_a_window_counts_once_however_many_come() -> None:
-    crowd, pair = fill_wait(), fill_wait()
+    crowd, pair = batching_delay(), batching_delay()
     for wait, many in ((crowd, 9), (pair, 1)):
         live(wait, 300)
         wait.started(1000.0, 1)
@@ -61,17 +61,17 @@ def test_a_window_counts_once_however_many_come() -> None:
 
 
 def test_the_shorter_the_batches_the_less_there_is_to_miss() -> None:
-    short, long = fill_wait(), fill_wait()
+    short, long = batching_delay(), batching_delay()
     live(short, 150, seconds=0.05)
     live(long, 150, seconds=1.0)
     assert (short.wait_s, long.wait_s) == (0, WAIT)
 
 
 def test_a_batch_that_is_held_up_costs_others_no_more_than_the_limit() -> None:
-    wait = fill_wait()
+    wait = batching_delay()
     live(wait, 10, seconds=1000.0)
     assert wait._batch_s == HOLD
 
 
 def test_without_a_wait_there_is_none() -> None:
-    assert fill_wait(0.0).wait_s == 0
+    assert batching_delay(0.0).wait_s == 0
