@@ -11,7 +11,6 @@ from hearth.actors.executor_messages import (
     ExecutorControl,
     ExecutorMessage,
     LoadAdapter,
-    Retire,
     Schedule,
     UnloadAdapter,
     Unpin,
@@ -192,9 +191,9 @@ class ExecutorActor:
                     self._unload(name)
                 case SetLogLevel(level):
                     set_level(level)
-                case Retire() | Shutdown():
+                case Shutdown(after_rows):
                     self._retiring = True
-                    self._stopping |= isinstance(control, Shutdown)
+                    self._stopping |= not after_rows
 
     def _run_tower(self, message: RunTower) -> None:
         try:

@@ -50,12 +50,5 @@ class UnloadAdapter(ActorMessage, tag="unload_adapter"):
     name: str
 
 
-class Retire(ActorMessage, tag="retire"):
-    """Another executor takes over: end once the rows that have places have ended.
-
-    No row gets a place any more: those that have none are given up, and its outputs say so.
-    """
-
-
 ExecutorMessage = Schedule | RunTower | Unpin
-ExecutorControl = LoadAdapter | UnloadAdapter | SetLogLevel | Retire | Shutdown
+ExecutorControl = LoadAdapter | UnloadAdapter | SetLogLevel | Shutdown

@@ -262,7 +262,13 @@ class SetLogLevel(ActorMessage, tag="set_log_level"):
 
 
 class Shutdown(ActorMessage, tag="shutdown"):
-    """End after the current step; running rows fail with `shutting_down`."""
+    """End after the current step; running rows fail with `shutting_down`.
+
+    Or end `after_rows` that have places have ended, as another executor takes over: no row gets a
+    place any more, those that have none are given up, and outputs say so.
+    """
+
+    after_rows: bool = False
 
 
 # --- to the encoder -----------------------------------------------------------------------

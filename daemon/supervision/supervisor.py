@@ -18,7 +18,7 @@ import structlog
 
 import hearth
 from hearth.actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
-from hearth.actors.executor_messages import ExecutorControl, Retire
+from hearth.actors.executor_messages import ExecutorControl
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from hearth.actors.messages import SetLogLevel, Shutdown
 from hearth.actors.roles import HostConfig
@@ -263,7 +263,7 @@ class Supervisor:
         """
         self._policy.release(self._clock.now())
         self._wake.set()
-        asked = self._process is not None and self.tell(Retire())
+        asked = self._process is not None and self.tell(Shutdown(after_rows=True))
         if asked:
             self._policy.renew(reason)
         return asked

@@ -8,7 +8,6 @@ import pytest
 import structlog
 
 from hearth.actors import executor as executor_module
-from hearth.actors.executor_messages import Retire
 from hearth.actors.messages import SetLogLevel, Shutdown
 from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from hearth.runtime.executor.graph_cache import GraphCounters
@@ -259,7 +258,7 @@ def test_one_that_retires_ends_with_its_rows_and_gives_the_others_back(
     house.offer(row(7, 60), row(8))
     house.start()
     house.hear_until("steps")
-    house.control.post(Retire())
+    house.control.post(Shutdown(after_rows=True))
     while not house.heard[-1].retiring:
         assert house.hear(5)
     house.offer(row(9))
