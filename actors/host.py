@@ -29,13 +29,13 @@ _log = structlog.get_logger("host")
 
 
 def _executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
-    from hearth.actors.open_executor import open_executor  # noqa: PLC0415 - see Role
+    from hearth.actors.executor.open import open_executor  # noqa: PLC0415 - see Role
 
     return open_executor(host, settings)
 
 
 def _encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
-    from hearth.actors.open_encoder import open_encoder  # noqa: PLC0415 - see Role
+    from hearth.actors.encoder.actor import open_encoder  # noqa: PLC0415 - see Role
 
     return open_encoder(host, settings)
 

@@ -10,19 +10,120 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from hearth.actors.actor_message import ActorMessage
-from hearth.actors.encoder_messages import (
-    DropWork,
-    Encode,
-    Encoded,
-    EncodeFailed,
-    EncoderLost,
-    EncoderReady,
-    Patched,
-)
-from hearth.actors.image_work import ImageTimes, PromptImage, Visual
 from hearth.actors.settings import Level
-from hearth.runtime.request import FinishReason, RequestOptions, RowRound, RowToken
+from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
+from hearth.runtime.request import FinishReason, RequestOptions, RowRequest, RowRound, RowToken
+
+
+class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
+    """A message between actors: positional, because both ends are always of one version."""
+
+
+class ImageInput(msgspec.Struct, frozen=True, array_like=True):
+    """A picture that a client has sent, and where its bytes lie in the arena of such."""
+
+    picture: Picture
+    slot: Slot
+
+
+class Visual(msgspec.Struct, frozen=True, array_like=True):
+    """An image, or a video: frames in order and the time of each in seconds."""
+
+    frames: list[ImageInput]
+    times: list[float] = []
+
+
+class ImageWork(msgspec.Struct, frozen=True, array_like=True):
+    """What becomes embeddings, and what it becomes; `key` is the same for what gives the same."""
+
+    key: bytes
+    visual: Visual
+    layout: ImageLayout
+
+
+class PromptImage(msgspec.Struct, frozen=True, array_like=True):
+    """A visual of a prompt, and where its embeddings go there."""
+
+    work: ImageWork
+    spans: tuple[ImageSpan, ...]
+
+
+class ImageTimes(msgspec.Struct, frozen=True, array_like=True):
+    """Seconds that a visual took by stage."""
+
+    decode_s: float = 0.0
+    resize_s: float = 0.0
+    engine_s: float = 0.0
+
+
+# --- to the encoder ---
+
+
+class Encode(ActorMessage, tag="encode"):
+    """Make patches of a visual in `patches` and, where the tower runs here, embeddings in `target`.
+
+    It is answered once, by `Patched`, `Encoded` or `EncodeFailed`.
+    """
+
+    number: int
+    work: ImageWork
+    patches: Slot
+    target: Slot
+
+
+class DropWork(ActorMessage, tag="drop_work"):
+    """Nobody waits for these any more: what has not begun fails with `cancelled`."""
+
+    numbers: list[int]
+
+
+# --- to the scheduler ---
+
+
+class Patched(ActorMessage, tag="patched"):
+    """The patches of a piece of work are in their slot: an executor is to run the tower on them."""
+
+    number: int
+    times: ImageTimes
+
+
+class Encoded(ActorMessage, tag="encoded"):
+    """The embeddings of a piece of work are in their slot; `times` has the part of who tells."""
+
+    number: int
+    times: ImageTimes
+
+
+class EncodeFailed(ActorMessage, tag="encode_failed"):
+    """A piece of work ended in a failure, of its own if `code` is one of an image."""
+
+    number: int
+    code: str
+    message: str
+
+
+class EncoderReady(ActorMessage, tag="encoder_ready"):
+    """An encoder listens at `work`; any earlier one is gone."""
+
+    work: str
+
+
+class EncoderLost(ActorMessage, tag="encoder_lost"):
+    """The encoder died, and what it was at has failed."""
+
+    reason: str
+
+
+# --- to an executor ---
+
+
+class RunTower(ActorMessage, tag="run_tower"):
+    """Make embeddings of patches, between two steps; `StepOutput.images` answers."""
+
+    number: int
+    layout: ImageLayout
+    patches: Slot
+    target: Slot
 
 
 class TurnPart(msgspec.Struct, frozen=True, array_like=True):
@@ -362,3 +463,49 @@ class SchedulerReport(ActorMessage, tag="scheduler_report"):
 
 
 DoorMessage = Accepted | Embedded | Deltas | Failed | Converted | SchedulerReport
+
+
+class Schedule(ActorMessage, tag="schedule"):
+    """All that the scheduler wants of one executor's rows; of two the higher `seq` counts.
+
+    `rows` get places in this order as soon as some are free; what they ask is in `new` once, and
+    again where the executor misses it. A row that has no place and is not among them is given up.
+    Those that have places go on, but for the `cancelled`, which are dropped, and the `preempted`,
+    which leave with what they have generated: once they have decoded for as long as their prefill
+    took, or at once where they are `urgent`. The scheduler has heard all outputs up to `heard`.
+    """
+
+    incarnation: int
+    seq: int
+    heard: int
+    rows: list[int] = msgspec.field(default_factory=list)
+    new: dict[int, RowRequest] = msgspec.field(default_factory=dict)
+    preempted: list[int] = msgspec.field(default_factory=list)
+    urgent: list[int] = msgspec.field(default_factory=list)
+    cancelled: list[int] = msgspec.field(default_factory=list)
+
+
+class Unpin(ActorMessage, tag="unpin"):
+    """Keep no longer what this client's rows have pinned in the prefix cache: it has gone.
+
+    Its rows have ended before, or a `Schedule` before this cancels them.
+    """
+
+    client: int
+
+
+class LoadAdapter(ActorMessage, tag="load_adapter"):
+    """Rows may ask for this adapter from now on: it lies in `folder`, an absolute path."""
+
+    name: str
+    folder: str
+
+
+class UnloadAdapter(ActorMessage, tag="unload_adapter"):
+    """Rows may ask for this adapter no longer; those that have fail with `adapter_unknown`."""
+
+    name: str
+
+
+ExecutorMessage = Schedule | RunTower | Unpin
+ExecutorControl = LoadAdapter | UnloadAdapter | SetLogLevel | Shutdown

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from hearth.actors.actor_message import ActorMessage
-from hearth.actors.messages import ExecutorLimits
+from hearth.actors.messages import ActorMessage, ExecutorLimits
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics

@@ -25,20 +25,21 @@ from hearth.actors.addresses import (
     Addresses,
     SocketFolder,
 )
-from hearth.actors.encoder_messages import EncoderLost, EncoderReady
 from hearth.actors.logs import Log, certain_log, configure_logging, set_level
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
     AdapterGone,
     DoorMessage,
+    EncoderLost,
+    EncoderReady,
     ExecutorLost,
     SchedulerControl,
     TokenizerMessage,
 )
 from hearth.actors.private_folder import private_folder
-from hearth.actors.scheduler import SchedulerActor, open_scheduler
+from hearth.actors.scheduler.actor import SchedulerActor, open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
-from hearth.actors.tokenizer import TokenizerActor, open_tokenizer
+from hearth.actors.tokenizer.actor import TokenizerActor, open_tokenizer
 from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
 from hearth.daemon.adapters.keeper import open_adapters
 from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hearth.actors.arena import Arena, slot_bytes
-from hearth.actors.encodings import IN_FLIGHT, ImageArenas
-from hearth.actors.prompt_images import PromptImages
+from hearth.actors.scheduler.encodings import IN_FLIGHT, ImageArenas
+from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.daemon.configuration.settings import Settings
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.tensors.tensor import numpy_dtype

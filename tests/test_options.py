@@ -19,12 +19,16 @@ HOLDERS = ("options", "params", "request", "asked", "message", "row")
 # pins something in the prefix cache is refused or let go apart from others.
 OTHERS = {
     "adapter": {
-        "actors/executor.py",
-        "actors/waiting_queue.py",
+        "actors/executor/actor.py",
+        "actors/scheduler/waiting_queue.py",
         "daemon/door/finished.py",
         "daemon/door/requests.py",
     },
-    "cache": {"actors/executor.py", "daemon/door/requests.py", "runtime/generation/seating.py"},
+    "cache": {
+        "actors/executor/actor.py",
+        "daemon/door/requests.py",
+        "runtime/generation/seating.py",
+    },
     "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }

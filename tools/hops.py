@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from onnxruntime import InferenceSession
 
-from hearth.actors.executor import ExecutorActor
+from hearth.actors.executor.actor import ExecutorActor
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions

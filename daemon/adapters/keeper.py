@@ -14,7 +14,7 @@ import anyio.to_thread
 import structlog
 from msgspec import structs
 
-from hearth.actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from hearth.actors.messages import ExecutorControl, LoadAdapter, UnloadAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
 from hearth.daemon.configuration.places import adapters_folder
 from hearth.daemon.configuration.settings import Settings

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from hearth.actors.journal import PRIORITIES, leads_to_journald
+from hearth.actors.logs import PRIORITIES, leads_to_journald
 from hearth.runtime.errors import HearthError
 
 

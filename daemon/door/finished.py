@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from hearth.actors.image_work import ImageTimes
+from hearth.actors.messages import ImageTimes
 from hearth.daemon.door.sessions import OpenRequest
 from hearth.runtime.request import RequestOptions
 from hearth_client.protocol import ImageUsage

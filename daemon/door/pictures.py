@@ -2,9 +2,9 @@
 
 from collections.abc import Generator, Iterator, Sequence
 
-from hearth.actors.admission import within_share
 from hearth.actors.arena import Arena, slot_bytes
-from hearth.actors.image_work import ImageInput, Visual
+from hearth.actors.messages import ImageInput, Visual
+from hearth.actors.scheduler.admission import within_share
 from hearth.daemon.door.wire import visuals_of
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.headers import read_header

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hearth.actors.admission import within_share
 from hearth.actors.messages import AskReport, Convert, Prepare
+from hearth.actors.scheduler.admission import within_share
 from hearth.daemon.door.dispatch import Dispatch
 from hearth.daemon.door.faults import fields_of, id_of
 from hearth.daemon.door.pictures import Filling, check_frames

@@ -18,9 +18,8 @@ import structlog
 
 import hearth
 from hearth.actors.addresses import CONTROL_LIMIT, Addresses, SocketFolder, remove_sockets
-from hearth.actors.executor_messages import ExecutorControl
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
-from hearth.actors.messages import SetLogLevel, Shutdown
+from hearth.actors.messages import ExecutorControl, SetLogLevel, Shutdown
 from hearth.actors.roles import HostConfig
 from hearth.actors.settings import LogSettings
 from hearth.actors.supervisor_messages import (

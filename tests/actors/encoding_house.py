@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
-from hearth.actors.encodings import ImageArenas
-from hearth.actors.executor_messages import Schedule
-from hearth.actors.image_work import ImageTimes
-from hearth.actors.messages import ExecutorLimits, RowsFailed, Submit
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.messages import (
+    Encode,
+    Encoded,
+    EncoderReady,
+    ExecutorLimits,
+    ImageTimes,
+    RowsFailed,
+    Schedule,
+    Submit,
+)
+from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import output, ready

@@ -10,14 +10,21 @@ from typing import Any
 
 import zmq
 
-from hearth.actors.encoder_messages import Encoded, EncodeFailed
-from hearth.actors.executor import ExecutorActor
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Schedule
-from hearth.actors.executor_tower import ExecutorTower
+from hearth.actors.executor.actor import ExecutorActor, ExecutorTower
+from hearth.actors.executor.tower_memory import TowerMemory
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
-from hearth.actors.messages import RowsFailed, Shutdown, StepOutput, TokenizerMessage
+from hearth.actors.messages import (
+    Encoded,
+    EncodeFailed,
+    ExecutorControl,
+    ExecutorMessage,
+    RowsFailed,
+    Schedule,
+    Shutdown,
+    StepOutput,
+    TokenizerMessage,
+)
 from hearth.actors.supervisor_messages import AdapterAnswer, SupervisorMessage
-from hearth.actors.tower_memory import TowerMemory
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.batch_runtime import BatchRuntime
 from hearth.runtime.request import RowRequest

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from hearth.actors.arena import ArenaSlots, slot_bytes
-from hearth.actors.encodings import ImageArenas
-from hearth.actors.image_work import ImageInput, ImageWork, PromptImage, Visual
-from hearth.actors.messages import Request, Submit
+from hearth.actors.messages import ImageInput, ImageWork, PromptImage, Request, Submit, Visual
+from hearth.actors.scheduler.encodings import ImageArenas
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import RequestOptions
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hearth.actors.encoder_messages import (
+from hearth.actors.messages import (
     DropWork,
+    Embedded,
     Encode,
     Encoded,
     EncodeFailed,
     EncoderLost,
     EncoderReady,
+    ImageTimes,
     Patched,
     RunTower,
+    Schedule,
 )
-from hearth.actors.encodings import IN_FLIGHT
-from hearth.actors.executor_messages import Schedule
-from hearth.actors.image_work import ImageTimes
-from hearth.actors.messages import Embedded
-from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.scheduler.encodings import IN_FLIGHT
+from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
 from tests.actors.simulation import Simulation

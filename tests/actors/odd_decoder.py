@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from hearth.actors.decoder_jobs import DecoderJob, DecoderWord
-from hearth.actors.decoder_loop import serve, settle
+from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.encoder.image_decoder_process import serve, settle
 from hearth.runtime.errors import HearthError
 
 FINE, DIES, HANGS, GRABS, REFUSES, FAILS, DIES_LATER = range(7)

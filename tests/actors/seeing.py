@@ -9,9 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from hearth.actors.arena import Arena
-from hearth.actors.image_work import ImageInput, Visual
-from hearth.actors.messages import ChatTurn, TurnPart
-from hearth.actors.prompt_images import PromptImages
+from hearth.actors.messages import ChatTurn, ImageInput, TurnPart, Visual
+from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.engine_folder import write_config
 from hearth.runtime.images import Picture
 from hearth.runtime.text import Tokenizer

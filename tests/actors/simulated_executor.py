@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hearth.actors.executor_messages import ExecutorMessage, Schedule
-from hearth.actors.executor_rows import ExecutorRows
-from hearth.actors.messages import StepOutput
+from hearth.actors.executor.rows import ExecutorRows
+from hearth.actors.messages import ExecutorMessage, Schedule, StepOutput
 from hearth.runtime.request import RowToken
 
 

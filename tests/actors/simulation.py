@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hearth.actors.executor_messages import Schedule
 from hearth.actors.messages import (
     Accepted,
     ExecutorLimits,
@@ -15,12 +14,13 @@ from hearth.actors.messages import (
     Request,
     RowsCut,
     RowsFailed,
+    Schedule,
     SchedulerReport,
     StepOutput,
     Submit,
 )
-from hearth.actors.request_state import RequestState, RequestStatus
-from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
+from hearth.actors.scheduler.request_state import RequestState, RequestStatus
 from hearth.actors.settings import PolicySettings
 from hearth.runtime.request import RequestOptions
 from tests.actors.simulated_executor import SimulatedExecutor

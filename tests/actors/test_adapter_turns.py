@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, output, ready, schedule_of, submit
 

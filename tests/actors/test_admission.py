@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from hearth.actors.admission import Refusal, queue_refusal, size_refusal, within_share
 from hearth.actors.messages import ExecutorLimits
+from hearth.actors.scheduler.admission import Refusal, queue_refusal, size_refusal, within_share
 from hearth.actors.settings import PolicySettings
 from hearth.runtime.errors import CODES
 from tests.actors.simulation import entry

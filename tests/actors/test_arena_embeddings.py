@@ -5,7 +5,7 @@ import pytest
 from msgspec import structs
 
 from hearth.actors.arena import Arena
-from hearth.actors.arena_embeddings import ArenaEmbeddings
+from hearth.actors.executor.open import ArenaEmbeddings
 from hearth.runtime.config import DType
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import EmbeddedImage

@@ -1,6 +1,6 @@
 import pytest
 
-from hearth.actors.lookahead import BatchingDelay
+from hearth.actors.scheduler.lookahead import BatchingDelay
 from hearth.actors.settings import PolicySettings, Reloadable
 
 WAIT, HOLD = 0.005, 2.0

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import pytest
 
-from hearth.actors import tokenizer as module
 from hearth.actors.messages import Cancel, ChatTurn, Convert, Converted, Failed, Submit
+from hearth.actors.tokenizer import actor as module
 from hearth.runtime.text import Tokenizer
 from tests.actors.test_tokenizer import house, prepare
 from tests.runtime.text.folders import byte_level, open_tokenizer

@@ -5,15 +5,15 @@ import socket
 import msgspec
 import pytest
 
-from hearth.actors import decoder_loop
 from hearth.actors.arena import SharedArena
-from hearth.actors.decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
+from hearth.actors.encoder import image_decoder_process
+from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderSettings, DecoderWord
 from hearth.runtime.images import ImageLayout, Slot
 from tests.runtime.vision.tower_config import config_of
 
 
 def test_the_end_of_an_encoder_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoder_loop, "_limit_memory", lambda _: None)
+    monkeypatch.setattr(image_decoder_process, "_limit_memory", lambda _: None)
     encoder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nothing = SharedArena(-1, 0)
     settings = DecoderSettings(
@@ -34,5 +34,5 @@ def test_the_end_of_an_encoder_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) 
         done.append(job.number)
         return DecoderWord(job.number)
 
-    decoder_loop.serve(settings, work)
+    image_decoder_process.serve(settings, work)
     assert done == [1]

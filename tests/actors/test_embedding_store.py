@@ -3,8 +3,8 @@ from __future__ import annotations
 import random
 
 from hearth.actors.arena import ArenaSlots, slot_bytes
-from hearth.actors.embedding_store import Filling, StoredEmbeddings
-from hearth.actors.image_work import ImageTimes
+from hearth.actors.messages import ImageTimes
+from hearth.actors.scheduler.embedding_store import Filling, StoredEmbeddings
 
 SIZE = 1000
 TIMES = ImageTimes(0.1, 0.2, 0.3)

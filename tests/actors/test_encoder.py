@@ -15,11 +15,22 @@ from PIL import Image
 
 from hearth.actors.addresses import SocketFolder
 from hearth.actors.arena import Arena
-from hearth.actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed, Patched
 from hearth.actors.host import run_actor
-from hearth.actors.image_work import ImageInput, ImageWork, Visual
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
-from hearth.actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
+from hearth.actors.messages import (
+    DropWork,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    EncoderControl,
+    EncoderMessage,
+    ImageInput,
+    ImageWork,
+    Patched,
+    SchedulerMessage,
+    Shutdown,
+    Visual,
+)
 from hearth.actors.roles import EncoderSettings, HostConfig
 from hearth.actors.settings import EncoderOptions
 from hearth.actors.supervisor_messages import (

@@ -11,16 +11,25 @@ import numpy as np
 import pytest
 import zmq
 
-from hearth.actors import encoder
 from hearth.actors.arena import Arena
-from hearth.actors.encoder import EncoderActor, Tower
-from hearth.actors.encoder_messages import DropWork, Encode, Encoded, EncodeFailed
-from hearth.actors.image_work import ImageWork, Visual
+from hearth.actors.encoder import actor as encoder
+from hearth.actors.encoder.actor import EncoderActor, Tower
+from hearth.actors.encoder.image_decoder import PictureDecoder
+from hearth.actors.executor.tower_memory import TowerMemory
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
-from hearth.actors.messages import EncoderControl, EncoderMessage, SchedulerMessage, Shutdown
-from hearth.actors.picture_decoder import PictureDecoder
+from hearth.actors.messages import (
+    DropWork,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    EncoderControl,
+    EncoderMessage,
+    ImageWork,
+    SchedulerMessage,
+    Shutdown,
+    Visual,
+)
 from hearth.actors.supervisor_messages import SupervisorMessage
-from hearth.actors.tower_memory import TowerMemory
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout
 from tests.actors.mail import next_mail
@@ -124,7 +133,7 @@ def test_it_ends_when_told_to_without_another_wait(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[Any] = []
-    monkeypatch.setattr("hearth.actors.encoder.wait_any", lambda *given: waits.append(given))
+    monkeypatch.setattr("hearth.actors.encoder.actor.wait_any", lambda *given: waits.append(given))
     house.control.post(Shutdown())
     house.thread.start()
     house.thread.join(PATIENCE_S)

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
 from hearth.actors.arena import slot_bytes
-from hearth.actors.encoder_messages import DropWork, Encode, EncodeFailed, EncoderLost, EncoderReady
-from hearth.actors.encodings import IN_FLIGHT
-from hearth.actors.image_work import ImageTimes
-from hearth.actors.messages import Accepted, Embedded, RowsFailed
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.messages import (
+    Accepted,
+    DropWork,
+    Embedded,
+    Encode,
+    EncodeFailed,
+    EncoderLost,
+    EncoderReady,
+    ImageTimes,
+    RowsFailed,
+)
+from hearth.actors.scheduler.encodings import IN_FLIGHT
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.runtime.images import ImageLayout
 from tests.actors.encoding_house import LIMITS, SETTINGS, House
 from tests.actors.image_requests import SIZE, TOKEN_BYTES, TOKENS, arenas, submit_images

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
-from hearth.actors.encoder_messages import Encode, Encoded, EncodeFailed, Patched, RunTower
-from hearth.actors.image_work import ImageTimes
-from hearth.actors.messages import Embedded
+from hearth.actors.messages import (
+    Embedded,
+    Encode,
+    Encoded,
+    EncodeFailed,
+    ImageTimes,
+    Patched,
+    RunTower,
+)
 from tests.actors.encoding_house import LIMITS, TIMES, House
 from tests.actors.image_requests import arenas, submit_images
 from tests.actors.simulation import ready

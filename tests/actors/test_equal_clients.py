@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from hearth.actors.fair_share import FIRST_PLACE_S
+from hearth.actors.scheduler.fair_share import FIRST_PLACE_S
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import structlog
 
-from hearth.actors import executor as executor_module
+from hearth.actors.executor import actor as executor_module
 from hearth.actors.messages import SetLogLevel, Shutdown
 from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from hearth.runtime.executor.graph_cache import GraphCounters

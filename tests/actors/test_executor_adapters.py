@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearth.actors.executor_messages import LoadAdapter, UnloadAdapter
+from hearth.actors.messages import LoadAdapter, UnloadAdapter
 from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime

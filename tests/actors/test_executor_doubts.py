@@ -8,7 +8,7 @@ import pytest
 import structlog
 from msgspec import structs
 
-from hearth.actors.executor import DOUBT_S, Doubts
+from hearth.actors.executor.actor import DOUBT_S, Doubts
 from hearth.runtime.errors import HearthError
 from tests.actors.executor_house import open_house
 from tests.actors.fake_runtime import FakeRuntime

@@ -8,8 +8,7 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from hearth.actors.executor_messages import Unpin
-from hearth.actors.messages import Shutdown
+from hearth.actors.messages import Shutdown, Unpin
 from hearth.actors.supervisor_messages import ActorProgress
 from hearth.runtime.errors import HearthError
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics

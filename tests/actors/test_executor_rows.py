@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.actors.executor_messages import Schedule
-from hearth.actors.executor_rows import ExecutorRows
-from hearth.actors.messages import RowsFailed, StepOutput
+from hearth.actors.executor.rows import ExecutorRows
+from hearth.actors.messages import RowsFailed, Schedule, StepOutput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.request import RowRequest, RowRound, RowToken

@@ -11,9 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hearth.actors.arena import Arena, ArenaSlots
-from hearth.actors.encoder_messages import Encoded, EncodeFailed, RunTower
-from hearth.actors.image_work import ImageTimes
-from hearth.actors.tower_memory import TowerMemory
+from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.messages import Encoded, EncodeFailed, ImageTimes, RunTower
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.request import RequestOptions, RowRequest

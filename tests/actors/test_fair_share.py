@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from hearth.actors.fair_share import FIRST_PLACE_S
-from hearth.actors.request_state import RequestStatus
+from hearth.actors.scheduler.fair_share import FIRST_PLACE_S
+from hearth.actors.scheduler.request_state import RequestStatus
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 

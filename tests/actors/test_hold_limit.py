@@ -12,13 +12,14 @@ import pytest
 import zmq
 
 from hearth.actors.addresses import DOOR, SCHEDULER, TOKENIZER
-from hearth.actors.executor import ExecutorActor
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage
+from hearth.actors.executor.actor import ExecutorActor
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
     AskReport,
     DoorMessage,
+    ExecutorControl,
     ExecutorLimits,
+    ExecutorMessage,
     ExecutorReady,
     Request,
     SchedulerReport,
@@ -27,7 +28,7 @@ from hearth.actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from hearth.actors.scheduler import open_scheduler
+from hearth.actors.scheduler.actor import open_scheduler
 from hearth.actors.settings import PolicySettings
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.engine_folder import write_config

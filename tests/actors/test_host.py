@@ -15,10 +15,17 @@ import zmq
 from msgspec import structs
 
 from hearth.actors.addresses import SocketFolder
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Schedule
 from hearth.actors.host import ROLES, main, run_actor
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
-from hearth.actors.messages import ExecutorLimits, Shutdown, StepOutput, TokenizerMessage
+from hearth.actors.messages import (
+    ExecutorControl,
+    ExecutorLimits,
+    ExecutorMessage,
+    Schedule,
+    Shutdown,
+    StepOutput,
+    TokenizerMessage,
+)
 from hearth.actors.roles import ExecutorSettings, Host, HostConfig, ReadyActor, Role
 from hearth.actors.settings import LogSettings
 from hearth.actors.supervisor_messages import (
@@ -193,7 +200,7 @@ def test_an_unexpected_failure_is_told_in_our_words(
     def fail(*_arguments: object) -> None:
         raise ValueError("a library's text")
 
-    monkeypatch.setattr("hearth.actors.open_executor.open_executor", fail)
+    monkeypatch.setattr("hearth.actors.executor.open.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
         run_actor(house.config, house.context)
     house.next_word()

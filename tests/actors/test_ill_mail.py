@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from hearth.actors.executor_messages import Schedule
 from hearth.actors.mailbox import Receiver, Sender
 from hearth.actors.messages import (
     Accepted,
@@ -15,12 +14,13 @@ from hearth.actors.messages import (
     ExecutorLimits,
     ExecutorReady,
     Request,
+    Schedule,
     SchedulerMessage,
     StepOutput,
     Submit,
     TokenizerMessage,
 )
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RequestOptions, RowRequest, RowToken

@@ -13,8 +13,7 @@ from typing import TextIO
 import pytest
 import structlog
 
-from hearth.actors.journal import Journal, leads_to_journald
-from hearth.actors.logs import configure_logging
+from hearth.actors.logs import Journal, configure_logging, leads_to_journald
 
 Entry = dict[str, str]
 

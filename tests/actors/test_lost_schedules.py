@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.actors.dispatcher import RESEND_S
+from hearth.actors.scheduler.policy import RESEND_S
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import LIMITS, Simulation, submit
 

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 from structlog.testing import capture_logs
 
+from hearth.actors.executor.open import _facts, _LoadingReport, open_runtime
 from hearth.actors.mailbox import MailboxFull
-from hearth.actors.open_executor import _facts, _LoadingReport, open_runtime
 from hearth.actors.roles import ExecutorSettings, Host
 from hearth.actors.supervisor_messages import ActorLoading
 from hearth.runtime.config import load_config

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hearth.actors import picture_decoder
 from hearth.actors.arena import Arena
-from hearth.actors.decoder_jobs import DecoderJob, DecoderWord
-from hearth.actors.image_work import ImageInput
-from hearth.actors.picture_decoder import PictureDecoder
+from hearth.actors.encoder import image_decoder as picture_decoder
+from hearth.actors.encoder.image_decoder import PictureDecoder
+from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.messages import ImageInput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout, Picture, Slot
 from tests.actors.odd_decoder import DIES, DIES_LATER, FAILS, FINE, GRABS, HANGS, REFUSES

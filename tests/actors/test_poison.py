@@ -6,10 +6,9 @@ from typing import Any
 
 from msgspec import structs
 
-from hearth.actors.executor_messages import Schedule
-from hearth.actors.messages import Accepted, Request, RowsFailed, Submit
-from hearth.actors.quarantine import MEMORY_S
-from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.messages import Accepted, Request, RowsFailed, Schedule, Submit
+from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
+from hearth.actors.scheduler.quarantine import MEMORY_S
 from hearth.actors.settings import PolicySettings
 from hearth.runtime.request import RequestOptions
 from tests.actors.simulation import LIMITS, SEEN, output, ready, schedule_of

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hearth.actors import prompt_images
-from hearth.actors.image_work import Visual
-from hearth.actors.messages import ChatTurn, TurnPart
+from hearth.actors.messages import ChatTurn, TurnPart, Visual
+from hearth.actors.tokenizer import prompt_images
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageSpan
 from tests.actors.seeing import IMAGE, Eyes, turn

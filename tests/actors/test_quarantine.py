@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from hearth.actors import quarantine as module
 from hearth.actors.messages import Request
-from hearth.actors.quarantine import MEMORY_S, Quarantine
-from hearth.actors.request_state import RequestState
+from hearth.actors.scheduler import quarantine as module
+from hearth.actors.scheduler.quarantine import MEMORY_S, Quarantine
+from hearth.actors.scheduler.request_state import RequestState
 from hearth.runtime.request import RequestOptions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import (
     LIMITS,

@@ -12,18 +12,6 @@ import pytest
 import structlog
 import zmq
 
-from hearth.actors.encoder_messages import (
-    DropWork,
-    Encode,
-    Encoded,
-    EncoderLost,
-    EncoderReady,
-    Patched,
-    RunTower,
-)
-from hearth.actors.encodings import ImageArenas
-from hearth.actors.executor_messages import ExecutorMessage, Schedule, Unpin
-from hearth.actors.image_work import ImageTimes
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import (
     Accepted,
@@ -31,17 +19,29 @@ from hearth.actors.messages import (
     Cancel,
     ClientGone,
     DoorMessage,
+    DropWork,
+    Encode,
+    Encoded,
+    EncoderLost,
     EncoderMessage,
+    EncoderReady,
     ExecutorLost,
+    ExecutorMessage,
     ExecutorReady,
+    ImageTimes,
+    Patched,
     RowsFailed,
+    RunTower,
+    Schedule,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
     TokenizerMessage,
+    Unpin,
 )
-from hearth.actors.scheduler import SchedulerActor
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.scheduler.actor import SchedulerActor
+from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
 from tests.actors.simulation import LIMITS, output, submit

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from hearth.actors.messages import RowsFailed
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import (
     LIMITS,

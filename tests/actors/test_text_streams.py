@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from hearth.actors.messages import Failed, Request, RowDelta
-from hearth.actors.text_streams import TextStreams, failed_with, joined
+from hearth.actors.tokenizer.actor import TextStreams, failed_with, joined
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
 from hearth.runtime.text import Tokenizer

@@ -12,7 +12,6 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from hearth.actors import tokenizer as module
 from hearth.actors.mailbox import Receiver, Sender
 from hearth.actors.messages import (
     Cancel,
@@ -31,8 +30,9 @@ from hearth.actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from hearth.actors.prompt_images import PromptImages
-from hearth.actors.tokenizer import TokenizerActor
+from hearth.actors.tokenizer import actor as module
+from hearth.actors.tokenizer.actor import TokenizerActor
+from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.request import RequestOptions, RowRound, RowToken
 from hearth.runtime.text import Tokenizer
 from tests.actors.simulation import LIMITS, output, ready

@@ -5,8 +5,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.actors.request_state import RequestState
-from hearth.actors.waiting_queue import WaitingQueue
+from hearth.actors.scheduler.request_state import RequestState
+from hearth.actors.scheduler.waiting_queue import WaitingQueue
 from tests.actors.simulation import entry
 
 

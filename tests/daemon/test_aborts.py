@@ -15,7 +15,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hearth.actors.executor_messages import Schedule
 from hearth.actors.mailbox import Receiver, Sender
 from hearth.actors.messages import (
     Accepted,
@@ -23,13 +22,14 @@ from hearth.actors.messages import (
     ExecutorLimits,
     ExecutorReady,
     RowsFailed,
+    Schedule,
     SchedulerReport,
     StepOutput,
     Submit,
 )
-from hearth.actors.scheduler_policy import Decision, SchedulerPolicy
+from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from hearth.actors.tokenizer import TokenizerActor
+from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.daemon.door import dispatch
 from hearth.daemon.door.dispatch import Dispatch
 from hearth.daemon.door.replies import Replies

@@ -14,13 +14,20 @@ import pytest
 from msgspec import structs
 
 from hearth.actors.arena import Arena
-from hearth.actors.arena_embeddings import ArenaEmbeddings
-from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
-from hearth.actors.encodings import ImageArenas
-from hearth.actors.executor_messages import Schedule
-from hearth.actors.image_work import ImageTimes, Visual
-from hearth.actors.messages import Prepare, Request, Submit
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.executor.open import ArenaEmbeddings
+from hearth.actors.messages import (
+    Encode,
+    Encoded,
+    EncoderReady,
+    ImageTimes,
+    Prepare,
+    Request,
+    Schedule,
+    Submit,
+    Visual,
+)
+from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.pictures import Pictures, VisualPart
 from hearth_client import protocol

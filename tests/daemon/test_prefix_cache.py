@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hearth.actors.executor import FAILURE_LIMIT
+from hearth.actors.executor.actor import FAILURE_LIMIT
 from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from hearth.daemon.shipped import SOURCE
 from hearth.daemon.shipped_files import EXAMPLE_HOME

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from types import UnionType
 from typing import Any, get_args
 
-from hearth.actors import executor_messages, messages, supervisor_messages
+from hearth.actors import messages, supervisor_messages
+from hearth.actors import messages
 from hearth.daemon.control.messages import ControlRequest
 from hearth_client.protocol import ClientMessage
 
@@ -22,7 +23,7 @@ def _inboxes() -> Mapping[str, tuple[Any, ...]]:
     names = vars(messages) | vars(executor_messages) | vars(supervisor_messages)
     unions = {name: one for name, one in names.items() if isinstance(one, UnionType)}
     named = {name: kinds_of(one) for name, one in unions.items()}
-    return named | {"ExecutorMessage": kinds_of(executor_messages.ExecutorMessage)}
+    return named | {"ExecutorMessage": kinds_of(messages.ExecutorMessage)}
 
 
 DOORS: Mapping[str, tuple[Any, ...]] = {

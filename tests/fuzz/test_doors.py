@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hearth.actors.actor_message import ActorMessage
+from hearth.actors.messages import ActorMessage
 from tests.fuzz.doors import ALL, AT_LEAST, DOORS, PER_TYPE, TYPES
 
 HERE = Path(__file__).parent

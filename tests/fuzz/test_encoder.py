@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from hearth.actors import messages as m
-from hearth.actors.decoder_jobs import DecoderJob, DecoderWord
-from hearth.actors.encoder import EncoderActor
-from hearth.actors.encoder_messages import DropWork, Encode, EncodeFailed, Patched
+from hearth.actors.encoder.actor import EncoderActor
+from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.messages import DropWork, Encode, EncodeFailed, Patched
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.images import Slot
 from tests.actors.image_requests import work
@@ -119,7 +119,7 @@ class House:
 @pytest.mark.parametrize("which", ["EncoderMessage", "EncoderControl"])
 def test_every_message_to_the_encoder(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House()
-    monkeypatch.setattr("hearth.actors.encoder.wait_any", house.more)
+    monkeypatch.setattr("hearth.actors.encoder.actor.wait_any", house.more)
     inbox = house.work if which == "EncoderMessage" else house.control
     given = {"number": [1, 2, 3], "numbers": [[1], [2, 3]]}
 
@@ -139,7 +139,7 @@ def test_every_message_to_the_encoder(which: str, monkeypatch: pytest.MonkeyPatc
 
 def test_one_number_twice_is_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     house = House()
-    monkeypatch.setattr("hearth.actors.encoder.wait_any", house.more)
+    monkeypatch.setattr("hearth.actors.encoder.actor.wait_any", house.more)
     house.work.put(ENCODE(GOOD))
     house.owed.add(GOOD.number)
     house.run(iter([(house.work, ENCODE(GOOD)), (house.work, ENCODE(DropWork([GOOD.number])))]))

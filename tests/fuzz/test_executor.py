@@ -15,8 +15,8 @@ import pytest
 from msgspec import structs
 
 from hearth.actors import messages as m
-from hearth.actors.executor import ExecutorActor
-from hearth.actors.executor_messages import ExecutorControl, ExecutorMessage, Schedule
+from hearth.actors.executor.actor import ExecutorActor
+from hearth.actors.messages import ExecutorControl, ExecutorMessage, Schedule
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.config import RopeConfig
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
@@ -165,7 +165,7 @@ def rows_with_images(store: LocalEmbeddings) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("which", ["ExecutorMessage", "ExecutorControl"])
 def test_every_message_to_the_executor(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     house, told = House(), 0
-    monkeypatch.setattr("hearth.actors.executor.wait_any", house.more)
+    monkeypatch.setattr("hearth.actors.executor.actor.wait_any", house.more)
     inbox = house.work if which == "ExecutorMessage" else house.control
     rows: list[Any] = [[[number], 1, {"max_tokens": 3}] for number in range(1, 5)]
     rows += rows_with_images(house.embeddings)

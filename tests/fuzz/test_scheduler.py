@@ -12,12 +12,17 @@ import pytest
 import zmq
 
 from hearth.actors import messages as m
-from hearth.actors.encoder_messages import Encode, Encoded, EncoderReady
-from hearth.actors.executor_messages import ExecutorMessage, Schedule
-from hearth.actors.image_work import ImageTimes
 from hearth.actors.mailbox import Sender
-from hearth.actors.scheduler import SchedulerActor
-from hearth.actors.scheduler_policy import SchedulerPolicy
+from hearth.actors.messages import (
+    Encode,
+    Encoded,
+    EncoderReady,
+    ExecutorMessage,
+    ImageTimes,
+    Schedule,
+)
+from hearth.actors.scheduler.actor import SchedulerActor
+from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
 from tests.fuzz.flat import all_mutations

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import msgspec
 
 from hearth.actors import messages as m
-from hearth.actors.tokenizer import TokenizerActor
+from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.runtime.request import RowToken
 from tests.actors.seeing import IMAGE, Eyes, turn
 from tests.fuzz.flat import all_mutations

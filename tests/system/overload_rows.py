@@ -9,7 +9,7 @@ from time import monotonic
 import msgspec
 import uvloop
 
-from hearth.actors.fair_share import FIRST_PLACE_S
+from hearth.actors.scheduler.fair_share import FIRST_PLACE_S
 from hearth.bench.toy_daemon import connected
 from hearth.daemon.configuration.settings import Settings
 from hearth_client import AsyncClient, HearthClientError, QueueFull, TooManyRequests

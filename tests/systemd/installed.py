@@ -33,7 +33,12 @@ BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_pr
 """What a machine has to show; the interpreter too, which may lie in a home folder."""
 _COMPILED = "; ".join(
     f"import hearth.{module}"
-    for module in ("actors.host", "actors.open_executor", "daemon.cli.serve", "daemon.service")
+    for module in (
+        "hearth.actors.host",
+        "hearth.actors.executor.open",
+        "hearth.daemon.cli.serve",
+        "hearth.daemon.service",
+    )
 )
 _SCRIPT = f"""\
 #!{FOLDER}/bin/python

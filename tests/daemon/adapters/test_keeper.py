@@ -7,7 +7,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from hearth.actors.executor_messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from hearth.actors.messages import ExecutorControl, LoadAdapter, UnloadAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
 from hearth.daemon.adapters.keeper import AdapterFolder, AdapterKeeper
 from hearth.daemon.control.messages import (

@@ -18,8 +18,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from hearth.actors import messages as m
 from hearth.actors.arena import Arena
-from hearth.actors.image_work import ImageTimes
 from hearth.actors.mailbox import Receiver, Sender
+from hearth.actors.messages import ImageTimes
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.finished import Listener
 from hearth.daemon.door.front_door import FrontDoor

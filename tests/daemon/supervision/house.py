@@ -27,7 +27,7 @@ from hearth.actors.messages import (
     Submit,
     TokenizerMessage,
 )
-from hearth.actors.scheduler import open_scheduler
+from hearth.actors.scheduler.actor import open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
 from hearth.daemon.actor_plans import executor_plan, executor_ready
 from hearth.daemon.configuration.settings import Settings, settings_of

@@ -12,9 +12,8 @@ import anyio.lowlevel
 import pytest
 import structlog
 
-from hearth.actors.executor_messages import ExecutorControl
 from hearth.actors.mailbox import Receiver
-from hearth.actors.messages import SetLogLevel
+from hearth.actors.messages import ExecutorControl, SetLogLevel
 from hearth.actors.roles import HostConfig
 from hearth.actors.settings import LogSettings
 from hearth.daemon.configuration.settings import settings_of

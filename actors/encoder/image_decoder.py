@@ -1,0 +1,215 @@
+"""The encoder's end of the process that decodes pictures, which is replaced when it fails."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+import hearth
+from hearth.actors.arena import SharedArena
+from hearth.actors.encoder.image_decoder_jobs import (
+    NO_JOB,
+    PACKET_BYTES,
+    DecoderJob,
+    DecoderSettings,
+    DecoderWord,
+)
+from hearth.runtime.errors import HearthError
+from hearth.runtime.vision_config import VisionConfig
+
+START_S = 60.0
+"""How long a process may take until it is ready."""
+PROGRAM = ("-m", "hearth.actors.encoder.image_decoder_process")
+STARTS = 3
+"""How many processes in a row may end before they are ready."""
+_AHEAD = 2
+"""Jobs that are with the process, so that it need not wait for the next."""
+_MOST_S = 1.0
+"""What counts of the time between two looks: a machine that stood still, stood still for all."""
+_KILL_S = 5.0
+# The same code as here, and not whatever lies in the folder where the daemon was started.
+_SOURCE = Path(hearth.__file__).resolve().parents[1]
+
+
+class PictureDecoder:
+    """Gives jobs to a process of its own and tells what became of each; it waits for nothing.
+
+    A process that dies or takes longer than `timeout_s` for a picture is replaced. What it was at
+    fails, unless it died behind other jobs, which may be to blame: then that job is tried once
+    more, first in a new process. What waited there goes on there.
+    """
+
+    def __init__(
+        self,
+        config: VisionConfig,
+        pictures: SharedArena,
+        patches: SharedArena,
+        *,
+        timeout_s: float,
+        memory: int,
+        program: Sequence[str] = PROGRAM,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._pictures, self._patches = config, pictures, patches
+        self._timeout_s = timeout_s
+        self._memory = memory
+        self._program = program
+        self._clock = clock
+        self._decoder = msgspec.msgpack.Decoder(DecoderWord)
+        self._waiting: deque[DecoderJob] = deque()
+        self._given: deque[DecoderJob] = deque()
+        # What the process has spent on its start or its job so far, as of the last look.
+        self._spent_s = self._seen = 0.0
+        self._starts = 0
+        self._start()
+
+    @property
+    def descriptor(self) -> int:
+        """Readable when there is news."""
+        return self._channel.fileno()
+
+    def give(self, job: DecoderJob) -> None:
+        """Take a job, behind all others."""
+        self._waiting.append(job)
+        self._hand_over()
+
+    def drop(self, numbers: Iterable[int]) -> list[int]:
+        """Forget jobs that the process has not been given; which these were."""
+        gone = {job.number for job in self._waiting}.intersection(numbers)
+        self._waiting = deque(job for job in self._waiting if job.number not in gone)
+        return sorted(gone)
+
+    def poll(self) -> list[DecoderWord]:
+        """What became of jobs since the last look; at least once a second while there are any.
+
+        Raises `encoder_failed` when none of a few processes has become ready.
+        """
+        words, alive = self._read()
+        now = self._clock()
+        self._spent_s += min(now - self._seen, _MOST_S)
+        self._seen = now
+        if words:
+            self._spent_s = 0.0
+        if not alive:
+            words += self._bury()
+        elif self._ready and not self._given:
+            self._spent_s = 0.0
+        elif self._spent_s > self._limit_s():
+            words += self._end_stuck()
+        self._hand_over()
+        return words
+
+    def wait_ready(self) -> None:
+        """Return when the process can work; raises `encoder_failed`."""
+        while not self._ready:
+            select.select([self._channel], [], [], _MOST_S)
+            self.poll()
+
+    def close(self) -> None:
+        """End the process."""
+        self._channel.close()
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_KILL_S)
+
+    def _start(self) -> None:
+        self._channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel.setblocking(False)
+        self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
+        settings = DecoderSettings(
+            channel=end.fileno(),
+            parent=os.getpid(),
+            pictures=self._pictures,
+            patches=self._patches,
+            config=self._config,
+            memory=self._memory,
+        )
+        with end:
+            self._process = subprocess.Popen(  # noqa: S603 - our own program and settings
+                [sys.executable, *self._program, msgspec.json.encode(settings).decode()],
+                stdin=subprocess.DEVNULL,
+                cwd=_SOURCE,
+                pass_fds=(end.fileno(), self._pictures.descriptor, self._patches.descriptor),
+                # Nothing is multiplied there, and each thread would take addresses.
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+            )
+        self._ready = False
+        self._starts += 1
+        self._done = 0
+        self._spent_s = 0.0
+        self._seen = self._clock()
+
+    def _hand_over(self) -> None:
+        while self._ready and self._waiting and len(self._given) < _AHEAD:
+            try:
+                self._channel.send(msgspec.msgpack.encode(self._waiting[0]))
+            except OSError:
+                # Full, or the process has died, which is read next.
+                return
+            if not self._given:
+                self._spent_s = 0.0
+            self._given.append(self._waiting.popleft())
+
+    def _read(self) -> tuple[list[DecoderWord], bool]:
+        """The words that have come, and whether more may."""
+        words: list[DecoderWord] = []
+        while True:
+            try:
+                data = self._channel.recv(PACKET_BYTES)
+            except BlockingIOError:
+                return words, True
+            except ConnectionResetError:
+                # It died before it had read all; what it said is still to come.
+                continue
+            if not data:
+                return words, False
+            word = self._decoder.decode(data)
+            if word.number == NO_JOB:
+                self._ready, self._starts = True, 0
+                continue
+            self._given.popleft()
+            self._done += 1
+            words.append(word)
+
+    def _limit_s(self) -> float:
+        if not self._ready:
+            return START_S
+        return self._timeout_s * max(1, len(self._given[0].layout.frames))
+
+    def _end_stuck(self) -> list[DecoderWord]:
+        if not self._ready:
+            raise _no_start("is not ready in time")
+        job = self._given.popleft()
+        self._replace()
+        what = f"a picture took longer than {self._timeout_s:g} s to decode"
+        return [DecoderWord(job.number, code="image_timeout", message=what)]
+
+    def _bury(self) -> list[DecoderWord]:
+        if not self._ready and self._starts >= STARTS:
+            raise _no_start("ended at once")
+        blamed = [self._given.popleft()] if self._given and not self._done else []
+        self._replace()
+        what = "the picture ended the process that decoded it"
+        return [DecoderWord(job.number, code="image_invalid", message=what) for job in blamed]
+
+    def _replace(self) -> None:
+        self.close()
+        self._waiting.extendleft(reversed(self._given))
+        self._given.clear()
+        self._start()
+
+
+def _no_start(what: str) -> HearthError:
+    return HearthError(
+        "encoder_failed", f"the process that decodes pictures {what}: the daemon's log tells why"
+    )

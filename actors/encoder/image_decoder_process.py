@@ -1,0 +1,112 @@
+"""The process that decodes pictures for an encoder.
+
+`python -m hearth.actors.encoder.image_decoder_process SETTINGS`
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hearth.actors.arena import Arena
+from hearth.actors.encoder.image_decoder_jobs import (
+    PACKET_BYTES,
+    DecoderJob,
+    DecoderSettings,
+    DecoderWord,
+)
+from hearth.actors.own_process import die_first, die_with, ignore_signals
+from hearth.runtime.errors import HearthError
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.patches import patch
+
+Work = Callable[[DecoderJob], DecoderWord]
+
+
+def serve(settings: DecoderSettings, work: Work) -> None:
+    """Do one job after the other until the encoder closes the channel."""
+    _limit_memory(settings.memory)
+    decoder, encode = msgspec.msgpack.Decoder(DecoderJob), msgspec.msgpack.encode
+    # Of an encoder that was killed it hears by an error where something was unread.
+    with suppress(ConnectionError), socket.socket(fileno=settings.channel) as channel:
+        channel.send(encode(DecoderWord()))
+        while data := channel.recv(PACKET_BYTES):
+            job = decoder.decode(data)
+            try:
+                word = work(job)
+            except HearthError as error:
+                word = DecoderWord(job.number, code=error.code, message=error.message)
+            except MemoryError:
+                what = "the picture needs more memory than decoding may take"
+                word = DecoderWord(job.number, code="image_too_large", message=what)
+            except Exception:  # noqa: BLE001 - told, and shown where the daemon's output goes
+                traceback.print_exc()
+                what = "a picture could not be prepared: the log tells why"
+                word = DecoderWord(job.number, code="encoder_failed", message=what)
+            channel.send(encode(word))
+
+
+def settle(argument: str) -> DecoderSettings:
+    """Read the settings of this process, and let it live and die with its parent's."""
+    settings = msgspec.json.decode(argument, type=DecoderSettings)
+    ignore_signals()
+    die_with(settings.parent)
+    die_first()
+    # What a broken decoder leaves behind is of use to nobody.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return settings
+
+
+def _limit_memory(beside: int) -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + beside
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class PatchMaker:
+    """Reads pictures from one arena and writes their patches into another."""
+
+    def __init__(self, settings: DecoderSettings) -> None:
+        self._config = settings.config
+        self._pictures = Arena.open(settings.pictures.descriptor, settings.pictures.size)
+        self._patches = Arena.open(settings.patches.descriptor, settings.patches.size)
+
+    def __call__(self, job: DecoderJob) -> DecoderWord:
+        """Decode, turn upright, resize and cut each picture of a visual that is used.
+
+        Raises `image_*`, and `internal` where a slot is another's meanwhile.
+        """
+        layout, frames = job.layout, job.frames
+        decode_s = resize_s = 0.0
+        shape = (layout.patches, self._config.patch_bytes)
+        out = self._patches.array(job.patches, shape, np.dtype(np.uint8))
+        for place, number in enumerate(layout.frames or (0,)):
+            began = time.monotonic()
+            one = frames[number]
+            pixels = decode(self._pictures.view(one.slot), one.picture)
+            decoded = time.monotonic()
+            patch(pixels, layout, self._config, out, frame=place)
+            self._pictures.check(one.slot)
+            decode_s += decoded - began
+            resize_s += time.monotonic() - decoded
+        self._patches.check(job.patches)
+        return DecoderWord(job.number, decode_s, resize_s)
+
+
+def main() -> None:
+    """Decode until the encoder ends."""
+    settings = settle(sys.argv[1])
+    serve(settings, PatchMaker(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+"""The pictures that an executor's vision tower is at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from hearth.actors.executor.rows import ExecutorRows
+from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.logs import set_level
+from hearth.actors.mailbox import MailboxFull, Receiver, Sender, wait_any
+from hearth.actors.messages import (
+    Encoded,
+    EncodeFailed,
+    ExecutorControl,
+    ExecutorMessage,
+    ImageTimes,
+    LoadAdapter,
+    RunTower,
+    Schedule,
+    SetLogLevel,
+    Shutdown,
+    TokenizerMessage,
+    UnloadAdapter,
+    Unpin,
+)
+from hearth.actors.supervisor_messages import (
+    ActorProgress,
+    AdapterAnswer,
+    ExecutorMetrics,
+    SupervisorMessage,
+)
+from hearth.runtime.errors import HearthError
+from hearth.runtime.generation.batch_runtime import BatchRuntime, StepResult
+from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.runtime.request import RowRequest
+
+
+class ExecutorAdapters:
+    """Loads and unloads the adapters of an executor, and tells the supervisor what came of it."""
+
+    def __init__(
+        self, name: str, runtime: BatchRuntime, to_supervisor: Sender[SupervisorMessage]
+    ) -> None:
+        self._name, self._runtime, self._to_supervisor = name, runtime, to_supervisor
+
+    def load(self, asked: LoadAdapter) -> None:
+        """Let rows ask for an adapter, if it can be loaded."""
+        answer = AdapterAnswer(self._name, asked.name)
+        try:
+            self._runtime.load_adapter(asked.name, Path(asked.folder))
+        except HearthError as error:
+            _log.warning("an adapter is not served", adapter=asked.name, reason=error.message)
+            answer = AdapterAnswer(self._name, asked.name, error.code, error.message, error.field)
+        self._answer(answer)
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter that no row has any more."""
+        # One that was never loaded is gone as well.
+        with suppress(HearthError):
+            self._runtime.unload_adapter(name)
+        self._answer(AdapterAnswer(self._name, name))
+
+    def _answer(self, answer: AdapterAnswer) -> None:
+        # Who asked a supervisor that is behind does not wait for ever.
+        with suppress(MailboxFull):
+            self._to_supervisor.post(answer)
+
+
+class ExecutorTower:
+    """Turns slots of shared memory into work for a runtime, and its results into words.
+
+    Without memory there is no tower, and all work is refused. Every piece of work is answered once.
+    """
+
+    def __init__(self, memory: TowerMemory | None = None) -> None:
+        self._given = memory
+        self._open: dict[int, RunTower] = {}
+
+    def begin(self, message: RunTower, run: Callable[[TowerWork], None]) -> None:
+        """Let the runtime `run` it; raises what that does, `internal` where memory is another's."""
+        arrays = self._memory.arrays(message.layout, message.patches, message.target)
+        run(TowerWork(message.number, message.layout, *arrays))
+        self._open[message.number] = message
+
+    def ended(self, results: Iterable[TowerResult]) -> list[Encoded | EncodeFailed]:
+        """What is to be said of pictures that the runtime is done with."""
+        told: list[Encoded | EncodeFailed] = []
+        for number, engine_s, error in results:
+            message = self._open[number]
+            try:
+                if error is not None:
+                    raise error
+                self._memory.check(message.patches, message.target)
+            except HearthError as failure:
+                told += self.failed([number], failure)
+            else:
+                del self._open[number]
+                told.append(Encoded(number, ImageTimes(engine_s=engine_s)))
+        return told
+
+    def failed(self, numbers: Iterable[int], error: HearthError) -> list[EncodeFailed]:
+        """What is to be said of these, which have no embeddings."""
+        return [
+            EncodeFailed(number, error.code, error.message)
+            for number in numbers
+            if self._open.pop(number, None) is not None
+        ]
+
+    @property
+    def _memory(self) -> TowerMemory:
+        if self._given is None:
+            raise HearthError("internal", "this executor has no vision tower")
+        return self._given
+
+    @property
+    def numbers(self) -> list[int]:
+        """Pictures that are not answered for yet."""
+        return list(self._open)
+
+
+SEND_TIMEOUT_S = 10.0
+"""How long the tokenizer may be behind before the executor gives up."""
+PROGRESS_S = 1.0
+"""Seconds between two signs of progress, while working and while waiting."""
+FAILURE_LIMIT = 3
+"""Failures in a row that left no row, before the executor asks to be replaced by ending."""
+DOUBT_S = 5.0
+_PROMPTS = 2
+_CERTAIN_S = 60.0
+_LOOK_S = 0.0001
+# A wait for mail counts whole milliseconds.
+_WHOLE_MS = 0.001
+_log = structlog.get_logger("executor")
+
+
+class Doubts:
+    """Tell whether the engine has to show again that it computes its model; no clock, no I/O.
+
+    That is so where rows of two prompts or more have ended with numbers that are not finite, and
+    none well between them. Rows that run when it is due have `DOUBT_S` to end, and are a good sign
+    where they have not.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: set[int] = set()
+        self._due = 0.0
+        self._since: float | None = None
+
+    def ended(self, rows: Iterable[tuple[int, bool]], now: float) -> None:
+        """Rows without an adapter have ended: a hash of each one's prompt, and whether well."""
+        for prompt, well in rows:
+            if well:
+                self._prompts.clear()
+                self._since = None
+            elif now >= self._due:
+                self._prompts.add(prompt)
+        if self._since is None and len(self._prompts) >= _PROMPTS:
+            self._since = now
+
+    def due(self, now: float) -> bool:
+        """Tell whether no row is to be placed until it has been asked."""
+        if self._since is not None and now - self._since > DOUBT_S:
+            self.settled(now)
+        return self._since is not None
+
+    def settled(self, now: float) -> None:
+        """It has been asked, or runs too well to be: it is not asked again for a while."""
+        self._prompts.clear()
+        self._since = None
+        self._due = now + _CERTAIN_S
+
+
+class ExecutorActor:
+    """Steps the rows that have places, on one thread, and reads its inboxes between two steps.
+
+    It owns the mailboxes that it is given, except `to_supervisor`. Its rows are those of the newest
+    schedule, and each output tells what has changed of them, under the number of this
+    `incarnation`. `ask` has the engine give its known answer, or raises `wrong_answer`; None where
+    it has none.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        incarnation: int,
+        inbox: Receiver[ExecutorMessage],
+        control: Receiver[ExecutorControl],
+        to_tokenizer: Sender[TokenizerMessage],
+        to_supervisor: Sender[SupervisorMessage],
+        runtime: BatchRuntime,
+        tower: ExecutorTower | None = None,
+        ask: Callable[[], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._inbox = inbox
+        self._control = control
+        self._to_tokenizer = to_tokenizer
+        self._to_supervisor = to_supervisor
+        self._runtime = runtime
+        self._tower = tower or ExecutorTower()
+        self._rows = ExecutorRows(incarnation)
+        self._ask, self._doubts = ask, Doubts()
+        self._adapters = ExecutorAdapters(name, runtime, to_supervisor)
+        self._stopping = self._retiring = False
+        self._failures = self._switches = 0
+        self._reported = float("-inf")
+
+    def run(self) -> None:
+        """Work until told to stop; raises HearthError when going on makes no sense.
+
+        That is after `device_lost` and `wrong_answer`, at once, and after a few failures in a row.
+        """
+        with self._inbox, self._control, self._to_tokenizer:
+            while True:
+                self._report()
+                self._await_rows()
+                self._read_mail()
+                if self._stopping:
+                    break
+                self._change_rows()
+                if self._rows.changed:
+                    self._tell()
+                if self._retiring and not self._runtime.active:
+                    return
+                if self._runtime.active:
+                    # Here, not below: a step is as few frames deep as it can be.
+                    try:
+                        result = self._runtime.step()
+                    except Exception as error:  # noqa: BLE001 - their requests are answered
+                        self._fail_all(error)
+                    else:
+                        self._tell_step(result)
+                elif not self._rows.waiting:
+                    wait_any([self._inbox, self._control], PROGRESS_S)
+            self._log_failures()
+            # No row goes on elsewhere.
+            self._rows.fail([*self._rows, *self._rows.waiting], _SHUTTING_DOWN)
+            self._tell()
+
+    def _change_rows(self) -> None:
+        """Let rows leave, and others take places, as far as that is due."""
+        self._preempt()
+        if self._retiring:
+            self._rows.retire()
+        elif self._ask is not None and self._doubts.due(time.monotonic()):
+            self._ask_again(self._ask)
+        elif self._rows.waiting:
+            self._place()
+
+    def _await_rows(self) -> None:
+        """While a queued step runs and places are free: whoever comes now waits for no other."""
+        runtime = self._runtime
+        until = runtime.queue_by
+        while (spare := until - time.monotonic()) > 0 and runtime.free:
+            self._read_mail()
+            if self._rows.waiting or self._stopping:
+                return
+            if self._rows.changed:
+                self._tell()
+            if spare > 2 * _WHOLE_MS:
+                wait_any([self._inbox, self._control], spare - _WHOLE_MS)
+            else:
+                time.sleep(_LOOK_S)
+
+    def _read_mail(self) -> None:
+        self._read_control()
+        while (work := self._inbox.receive_nowait()) is not None:
+            match work:
+                case Schedule():
+                    for number in self._rows.update(work):
+                        self._runtime.leave(number)
+                case RunTower():
+                    self._run_tower(work)
+                case Unpin(client):
+                    self._runtime.unpin(client)
+
+    def _read_control(self) -> None:
+        while (control := self._control.receive_nowait()) is not None:
+            match control:
+                case LoadAdapter():
+                    self._adapters.load(control)
+                case UnloadAdapter(name):
+                    self._unload(name)
+                case SetLogLevel(level):
+                    set_level(level)
+                case Shutdown(after_rows):
+                    self._retiring = True
+                    self._stopping |= not after_rows
+
+    def _run_tower(self, message: RunTower) -> None:
+        try:
+            self._tower.begin(message, self._runtime.run_tower)
+        except HearthError as error:
+            self._rows.embed([EncodeFailed(message.number, error.code, error.message)])
+
+    def _ask_again(self, ask: Callable[[], None]) -> None:
+        """Compare the known answer as at the start, once no row runs."""
+        if self._runtime.active:
+            return
+        self._tell()
+        _log.warning("rows gave no finite numbers: the known answer is asked again")
+        ask()
+        self._doubts.settled(time.monotonic())
+
+    def _preempt(self) -> None:
+        """Let the preempted rows leave that have decoded for long enough."""
+        for rid, urgent in self._rows.preempted.items():
+            number = self._rows.number(rid)
+            if number is None or not (urgent or self._rows.has_paid(rid)):
+                continue
+            if (generated := self._runtime.release(number)) is not None:
+                self._rows.preempt(rid, generated)
+                # The executor works: its failures were those of others.
+                self._failures = 0
+
+    def _place(self) -> None:
+        """Let waiting rows take the free places; what the runtime refuses is answered.
+
+        Rows that run together share an adapter: others wait until there is no row any more.
+        """
+        free, chosen = self._runtime.free, dict[int, RowRequest]()
+        shared = self._runtime.adapter if len(self._rows) else None
+        for rid, row in list(self._rows.waiting.items()):
+            adapter = row.options.adapter
+            if len(chosen) == free or (shared is not None and adapter != shared):
+                continue
+            try:
+                self._runtime.check(row)
+            except HearthError as error:
+                self._rows.fail([rid], error)
+            else:
+                shared = adapter
+                chosen[rid] = row
+        # What one may pin depends on what others have pinned: it is refused by itself.
+        pins = [rid for rid, row in chosen.items() if row.options.cache == "pin"]
+        for group in [*([rid] for rid in pins), [rid for rid in chosen if rid not in pins]]:
+            if group:
+                self._admit({rid: chosen[rid] for rid in group})
+
+    def _admit(self, chosen: dict[int, RowRequest]) -> None:
+        rids, rows, before = list(chosen), list(chosen.values()), self._runtime.adapter
+        try:
+            numbers = self._runtime.admit(rows)
+        except Exception as error:  # noqa: BLE001 - their requests are answered
+            if isinstance(error, HearthError) and error.code == "cache_full":
+                self._rows.fail(rids, error)
+            else:
+                self._fail(rids, error)
+        else:
+            self._rows.place(rids, numbers, time.monotonic(), [_prompt_of(row) for row in rows])
+            self._switches += self._runtime.adapter != before
+
+    def _unload(self, name: str) -> None:
+        """Forget an adapter; rows that have it end, and so do those that wait for it here."""
+        gone = HearthError("adapter_unknown", f"adapter {name} was removed", "adapter")
+        running = list(self._rows) if self._runtime.adapter == name else []
+        waiting = [rid for rid, row in self._rows.waiting.items() if row.options.adapter == name]
+        for number in self._rows.fail([*running, *waiting], gone):
+            self._runtime.leave(number)
+        self._adapters.unload(name)
+
+    def _fail_all(self, error: Exception) -> None:
+        """Answer all rows and pictures: a step has failed."""
+        self._rows.embed(self._tower.failed(self._tower.numbers, _as_failure(error)))
+        self._fail(list(self._rows), error)
+        self._tell()
+
+    def _tell_step(self, result: StepResult) -> None:
+        """Take note of what a step gave, and tell of it."""
+        rows = self._rows
+        placed = len(rows)
+        if result.pictures:
+            rows.embed(self._tower.ended(result.pictures))
+        failed = rows.take_failed(result)
+        rows.record(result)
+        self._doubts.ended(rows.verdicts, result.ended)
+        if result.failure is not None:
+            self._fail(failed, result.failure)
+        elif len(rows) < placed:
+            self._failures = 0
+        self._tell()
+
+    def _fail(self, rids: list[int], error: Exception) -> None:
+        """Answer the requests of rows that are lost; raises where the executor cannot go on."""
+        _log.error("rows failed", rids=rids, exc_info=error)
+        self._rows.fail(rids, _as_failure(error))
+        if isinstance(error, HearthError) and error.code == "device_lost":
+            # Nothing can be run, freed or reset any more: only another process can go on.
+            self._tell()
+            raise error
+        if len(self._rows):
+            return
+        self._failures += 1
+        if self._failures >= FAILURE_LIMIT:
+            self._tell()
+            raise HearthError(
+                "executor_failed",
+                f"the executor failed {self._failures} times in a row: it ends",
+            ) from error
+
+    def _tell(self) -> None:
+        """Say what has changed of rows since the last time, if anything has."""
+        output = self._rows.take_output()
+        if output is not None:
+            self._to_tokenizer.send_blocking(output, SEND_TIMEOUT_S)
+
+    def _log_failures(self) -> None:
+        for error in self._runtime.take_failures():
+            _log.warning("the prefix cache misses pages", code=error.code, reason=error.message)
+
+    def _report(self) -> None:
+        now = time.monotonic()
+        if now - self._reported < PROGRESS_S:
+            return
+        self._reported = now
+        runtime = self._runtime
+        self._log_failures()
+        metrics = ExecutorMetrics(
+            runtime.prefill_metrics,
+            runtime.generation_metrics,
+            runtime.speculation_metrics,
+            dict(runtime.graphs),
+            runtime.memory,
+            runtime.device_free,
+            runtime.prefix_metrics,
+            runtime.adapter,
+            self._switches,
+            runtime.get_multimodal_metrics(),
+        )
+        try:
+            self._to_supervisor.post(ActorProgress(self._name, metrics))
+        except MailboxFull:
+            # A supervisor that is behind has unread signs of progress enough.
+            _log.debug("the supervisor is behind")
+
+
+_SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the request again later")
+
+
+def _prompt_of(row: RowRequest) -> int | None:
+    """A hash of a row's prompt; None where it has an adapter."""
+    return None if row.options.adapter else hash(tuple(row.token_ids[: row.prompt_length]))
+
+
+def _as_failure(error: Exception) -> HearthError:
+    if isinstance(error, HearthError) and error.code == "device_lost":
+        return HearthError(
+            "executor_failed", "the device failed, the executor starts again: send it once more"
+        )
+    if isinstance(error, HearthError):
+        return error
+    if isinstance(error, MemoryError):
+        return HearthError(
+            "out_of_memory", "the executor has no memory left: lower capacity or max_batch"
+        )
+    return HearthError("executor_failed", "the executor failed: send the request again")

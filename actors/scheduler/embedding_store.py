@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hearth.actors.arena import ArenaSlots, slot_bytes
+from hearth.actors.messages import ImageTimes
+from hearth.runtime.images import Slot
+
+
+class Filling(Enum):
+    """How far the embeddings of a key are."""
+
+    EMPTY = "empty"
+    BUSY = "busy"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class _Kept:
+    slot: Slot
+    filling: Filling = Filling.EMPTY
+    times: ImageTimes = field(default_factory=ImageTimes)
+    requests: set[int] = field(default_factory=set)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it has to stay."""
+        return bool(self.requests) or self.filling is Filling.BUSY
+
+
+class StoredEmbeddings:
+    """The embeddings of images by what they are made of, in the slots of one arena; no I/O.
+
+    Each is pinned while a request that names it is open, and while somebody writes it. Of the
+    others the least recently used goes first where room is needed; what nobody has begun to write
+    goes with its last request.
+    """
+
+    def __init__(self, slots: ArenaSlots) -> None:
+        self._slots = slots
+        # The least recently used first, of those that nobody names.
+        self._kept: dict[bytes, _Kept] = {}
+        self._named: dict[int, tuple[bytes, ...]] = {}
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._kept
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def requests(self) -> list[int]:
+        """Who has pinned something."""
+        return list(self._named)
+
+    @property
+    def used(self) -> int:
+        """Bytes that are taken, pinned or not."""
+        return self._slots.used
+
+    def holds(self, wanted: Mapping[bytes, int]) -> bool:
+        """Whether so many bytes by key would fit where nothing else is."""
+        return _bytes(wanted.values()) <= self._slots.size
+
+    def pin(self, rid: int, wanted: Mapping[bytes, int]) -> bool:
+        """Pin keys of so many bytes each for a request; False, and nothing, without room."""
+        missing = {key: size for key, size in wanted.items() if key not in self._kept}
+        stay = [one.slot.size for key, one in self._kept.items() if key in wanted or one.pinned]
+        if _bytes(missing.values()) + _bytes(stay) > self._slots.size:
+            return False
+        for key in wanted.keys() - missing.keys():
+            self._kept[key].requests.add(rid)
+        taken = {key: self._take(size) for key, size in missing.items()}
+        for key, slot in taken.items():
+            if slot is not None:
+                self._kept[key] = _Kept(slot, requests={rid})
+        self._named[rid] = tuple(wanted)
+        if None in taken.values():
+            self.release(rid)
+            return False
+        return True
+
+    def release(self, rid: int) -> None:
+        """The request has ended; unknown ones are ignored."""
+        for key in self._named.pop(rid, ()):
+            kept = self._kept.get(key)
+            if kept is not None:
+                kept.requests.discard(rid)
+                self._settle(key, kept)
+
+    def is_named(self, key: bytes) -> bool:
+        """Whether a request names the key."""
+        kept = self._kept.get(key)
+        return kept is not None and bool(kept.requests)
+
+    def filling(self, key: bytes) -> Filling:
+        """How far the embeddings of a key are, which is here."""
+        return self._kept[key].filling
+
+    def slot(self, key: bytes) -> Slot:
+        """Where they lie."""
+        return self._kept[key].slot
+
+    def times(self, key: bytes) -> ImageTimes:
+        """What it took to make them."""
+        return self._kept[key].times
+
+    def begin(self, key: bytes) -> Slot:
+        """Somebody writes them, into the slot that this gives."""
+        kept = self._kept[key]
+        kept.filling = Filling.BUSY
+        return kept.slot
+
+    def finish(self, key: bytes, times: ImageTimes) -> None:
+        """They are written."""
+        kept = self._kept[key]
+        kept.filling, kept.times = Filling.READY, times
+        self._settle(key, kept)
+
+    def fail(self, key: bytes) -> None:
+        """They are not, and nobody writes there any more."""
+        kept = self._kept[key]
+        kept.filling = Filling.EMPTY
+        self._settle(key, kept)
+
+    def forsake(self, key: bytes) -> Slot:
+        """Give them up, while somebody may still write; the slot is freed by `free` later."""
+        return self._kept.pop(key).slot
+
+    def free(self, slot: Slot) -> None:
+        """Nobody writes to this forsaken slot any more."""
+        self._slots.free(slot)
+
+    def _settle(self, key: bytes, kept: _Kept) -> None:
+        """Note that a key is used by one less."""
+        if kept.pinned:
+            return
+        del self._kept[key]
+        if kept.filling is Filling.READY:
+            self._kept[key] = kept
+        else:
+            self._slots.free(kept.slot)
+
+    def _take(self, size: int) -> Slot | None:
+        for key in [key for key, kept in self._kept.items() if not kept.pinned]:
+            if (slot := self._slots.take(size)) is not None:
+                return slot
+            self._slots.free(self._kept.pop(key).slot)
+        return self._slots.take(size)
+
+
+def _bytes(sizes: Iterable[int]) -> int:
+    return sum(map(slot_bytes, sizes))

@@ -1,0 +1,487 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from hearth.actors.messages import (
+    Accepted,
+    ExecutorLimits,
+    ExecutorReady,
+    RowsCut,
+    RowsFailed,
+    Schedule,
+    SchedulerReport,
+    StepOutput,
+    Submit,
+    Unpin,
+)
+from hearth.actors.scheduler import encodings
+from hearth.actors.scheduler.adapter_turns import AdapterTurns
+from hearth.actors.scheduler.admission import (
+    ADAPTER_GONE,
+    EXPIRED,
+    GUILTY,
+    Refusal,
+    queue_refusal,
+    size_refusal,
+)
+from hearth.actors.scheduler.encodings import Encodings, ImageArenas
+from hearth.actors.scheduler.fair_share import FairShare, FairShareClaim
+from hearth.actors.scheduler.lookahead import Lookahead
+from hearth.actors.scheduler.quarantine import Quarantine
+from hearth.actors.scheduler.request_state import RequestState, RequestStatus
+from hearth.actors.scheduler.running_set import RunningSet, withdraw
+from hearth.actors.scheduler.waiting_queue import WaitingQueue, WaitingRoom
+from hearth.actors.settings import PolicySettings, Reloadable
+
+ALONE_S = 2.0
+"""How long at most others keep their places from a request that runs alone, and it from them."""
+
+
+class Preemption:
+    """Choice of the rows that give way to those that wait, and when; no clock, no I/O.
+
+    Where all places are taken one row after the other gives way to the first that waits. All do so
+    for a request that runs alone, and for the next batch where batches are synchronous.
+    """
+
+    def __init__(self, running: RunningSet, queue: WaitingQueue, quarantine: Quarantine) -> None:
+        self._running, self._queue, self._quarantine = running, queue, quarantine
+
+    def times(self, *, synchronous: bool) -> list[float]:
+        """From when on each row gives way, of those that may."""
+        clearing = self._clearing_times(synchronous=synchronous)
+        return [time for time, _ in (*clearing, *self._yielding_times(synchronous=synchronous))]
+
+    def act(self, now: float, *, synchronous: bool) -> None:
+        """Ask those to leave whose time has come."""
+        times = self._clearing_times(synchronous=synchronous)
+        for row in [row for time, row in times if time <= now]:
+            row.turn(RequestStatus.PREEMPTING)
+        # One after the other: the next one gives way to the next that waits.
+        while ready := [
+            row for time, row in self._yielding_times(synchronous=synchronous) if time <= now
+        ]:
+            # Who has not paid stays until it has, so it would give way for nobody yet.
+            row = min(ready, key=lambda one: (max(one.paid, now), one.priority, one.placed or 0.0))
+            row.behind = self._running.behind(row)
+            row.turn(RequestStatus.PREEMPTING)
+
+    def _clearing_times(self, *, synchronous: bool) -> list[tuple[float, RequestState]]:
+        """From when on rows leave so that all places are free: for a suspect, or the next batch."""
+        first, running = self._queue.first, self._running
+        if first is None:
+            return []
+        if synchronous:
+            return running.batch_release_times(self._queue.order)
+        if running.closed or self._quarantine.runs_alone(first):
+            return running.release_times(
+                self._queue.order, first.priority, min(running.hold_s, ALONE_S)
+            )
+        return []
+
+    def _yielding_times(self, *, synchronous: bool) -> list[tuple[float, RequestState]]:
+        """From when on a row gives way to the first that waits, where all places are taken."""
+        first = None if synchronous else self._running.next_in()
+        if first is None:
+            return []
+        return self._running.release_times(first.arrival, first.priority, self._running.hold_s)
+
+
+RESEND_S = 1.0
+"""How long a schedule may be unseen before it is sent once more: it may have been dropped."""
+
+
+class Dispatcher:
+    """Writes the schedules of one executor, and reads how far it has seen them; no clock, no I/O.
+
+    Each schedule is all that is wanted, by the status of the rows that run; it is written where one
+    of them has a status of which the executor has not been told.
+    """
+
+    def __init__(self, running: RunningSet) -> None:
+        self._running = running
+        # The executor's number; None while there is none.
+        self._incarnation: int | None = None
+        # The last schedule that was written, the last that was seen, and the last output heard.
+        self._seq = self._seen = self._heard = 0
+        self._resend = 0.0
+
+    def executor_ready(self, incarnation: int) -> None:
+        """Begin anew with an executor that knows nothing."""
+        self._incarnation = incarnation
+        self._seq = self._seen = self._heard = 0
+
+    def executor_lost(self) -> None:
+        """Write nothing until the next executor is ready."""
+        self._incarnation = None
+
+    @property
+    def due(self) -> float | None:
+        """The time at which the last schedule is sent once more; None where it has been seen."""
+        return None if self._incarnation is None or self._seen == self._seq else self._resend
+
+    def is_news(self, output: StepOutput) -> bool:
+        """Take note of an output; False where it is late, comes twice or is of another executor."""
+        if output.incarnation != self._incarnation or output.number <= self._heard:
+            return False
+        self._heard, self._seen = output.number, min(max(output.seq, self._seen), self._seq)
+        for rid in output.missing:
+            row = self._running.get(rid)
+            if row is not None and row.seq is not None and row.seq <= output.seq:
+                row.seq = None
+        return True
+
+    def given_up(self, output: StepOutput) -> list[RequestState]:
+        """The rows of which this output says, by the schedule that it has seen, that they left.
+
+        They are wanted back without having got places, or are cancelled.
+        """
+        return [row for row in self._running if _is_given_up(row, output)]
+
+    def next(self, now: float) -> Schedule | None:
+        """The schedule that is to be sent now, if the last one is not what is wanted any more."""
+        if self._incarnation is None:
+            return None
+        news = [row for row in self._running if row.seq is None]
+        unseen = self._seen < self._seq and self._resend <= now
+        if not news and not unseen:
+            return None
+        self._seq, self._resend = self._seq + 1, now + RESEND_S
+        for row in news:
+            row.seq = self._seq
+        scheduled = self._running.scheduled
+        return Schedule(
+            self._incarnation,
+            self._seq,
+            self._heard,
+            rows=[row.rid for row in scheduled],
+            new={row.rid: row.to_row() for row in scheduled if row.seq == self._seq},
+            preempted=self._with(RequestStatus.PREEMPTING),
+            urgent=self._with(RequestStatus.PREEMPTING_AT_ONCE),
+            cancelled=self._with(RequestStatus.CANCELLING),
+        )
+
+    def _with(self, status: RequestStatus) -> list[int]:
+        return [row.rid for row in self._running if row.status is status]
+
+
+def _is_given_up(row: RequestState, output: StepOutput) -> bool:
+    if row.status is RequestStatus.SCHEDULED:
+        return output.retiring
+    seen = output.seq >= row.seq if row.seq is not None else False
+    if row.status is RequestStatus.WITHDRAWING:
+        return seen or output.retiring
+    return row.status is RequestStatus.CANCELLING and (
+        seen or (output.retiring and not row.has_slot)
+    )
+
+
+Decision = Accepted | RowsFailed | RowsCut | Schedule | Unpin | SchedulerReport | encodings.Sent
+"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, RowsFailed and
+RowsCut to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
+"""
+
+_LOOK_S = 1.0
+"""How often the shares of clients are compared while requests wait."""
+
+
+class SchedulerPolicy:
+    """Says who runs next: requests, outputs of the executor and clock in, decisions out; no I/O.
+
+    Feed it what happens, then `tick`: only `tick` schedules, preempts and expires. As many rows are
+    lined up at the executor as it has places, in the order of the queue, and it places them as
+    places free. Where all are taken, a row gives way to the first that waits once it has had its
+    place for `hold_s`, and queues up as if it had just come; or at once to a higher priority, and
+    stands right behind it. With synchronous batches nobody is lined up while a row runs, and all of
+    them give way together.
+    """
+
+    def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
+        self._settings = Reloadable(settings)
+        self._room = WaitingRoom(settings.ageing_s)
+        self._queue = self._room.queue
+        self._running = RunningSet(self._settings)
+        self._dispatcher = Dispatcher(self._running)
+        self._turns = AdapterTurns(self._running, self._queue, self._settings)
+        self._fair_share = FairShare(self._running, self._queue, self._turns)
+        self._quarantine = Quarantine()
+        self._images = Encodings(self._room, self._quarantine, arenas)
+        self._preemption = Preemption(self._running, self._queue, self._quarantine)
+        self._lookahead = Lookahead(
+            self._running, self._queue, self._quarantine, self._turns, self._settings
+        )
+        self._limits: ExecutorLimits | None = None
+        self._present = False
+        self._gone: list[Unpin] = []
+        self._ticked = 0.0
+        self._rows = self._requeued = self._refused = 0
+
+    def adopt(self, settings: PolicySettings) -> None:
+        """Go on by other settings, all but `ageing_s`, by which requests stand in their places.
+
+        What has been admitted stays, also where less would be now.
+        """
+        self._settings.current = settings
+
+    def submit(self, message: Submit, now: float) -> list[Decision]:
+        """Admit a request or refuse it; of two with one number the first alone is heard."""
+        request = message.request
+        if self._is_open(request.rid):
+            return []
+        entry = RequestState(
+            request, message.token_ids, message.encoded, now, images=message.images
+        )
+        refusal = size_refusal(entry, self._settings.current, self._limits)
+        if refusal is None and request.deadline is not None and request.deadline <= now:
+            refusal = EXPIRED
+        self._quarantine.forget(now)
+        if refusal is None and self._quarantine.is_guilty(entry):
+            refusal = GUILTY
+        own = self._tokens_of(request.client)
+        refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings.current)
+        share = self._settings.current.client_queue_share
+        refusal = refusal or self._images.admit(entry, self._is_open, share)
+        if refusal is not None:
+            self._refused += 1
+            return [_failed([request.rid], refusal)]
+        self._lookahead.arrived(now)
+        self._room.push(entry)
+        return self._accept(entry) if self._limits else []
+
+    def cancel(self, rid: int) -> None:
+        """Forget a request; one that the executor has is cancelled there."""
+        if self._room.remove(rid) is not None:
+            return
+        row = self._running.get(rid)
+        if row is not None and not row.ends:
+            row.turn(RequestStatus.CANCELLING)
+
+    def client_gone(self, client: int) -> None:
+        """Let the executor forget what this client has pinned, behind all that it has asked."""
+        # One that comes later has no pins.
+        if self._present:
+            self._gone.append(Unpin(client))
+
+    def adapter_gone(self, name: str) -> list[Decision]:
+        """Fail all that wait for an adapter which was removed; an executor fails what it holds."""
+        rids = [entry.rid for entry in self._room if entry.adapter == name]
+        for rid in rids:
+            self._room.remove(rid)
+        return [_failed(rids, ADAPTER_GONE)] if rids else []
+
+    def update(self, output: StepOutput, now: float) -> list[Decision]:
+        """Take over what has changed of the executor's rows, unless it is no news.
+
+        Preempted rows stand behind whom they gave way to, those without places where they stood.
+        """
+        if not self._dispatcher.is_news(output):
+            return []
+        if output.retiring:
+            self._present = False
+            self._lookahead.executor_retires()
+        for row in self._dispatcher.given_up(output):
+            self._leave(row, now)
+            if not row.ends:
+                self._queue.push(row)
+        for row in self._rows_of(output.preempted):
+            self._requeue(row, output.preempted[row.rid], now)
+        for row in self._rows_of(output.begun):
+            if row.rid not in output.finished:
+                row.begun = now
+                self._turns.begun(row, now)
+        for row in self._rows_of(output.finished):
+            self._leave(row, now)
+        suspects = self._rows_failed(output.failed, now)
+        for row in self._rows_of(output.placed):
+            self._place(row, now)
+        # After a preemption others have waited long enough: there is nothing to wait for.
+        self._lookahead.note_idle(now, waited=bool(output.preempted))
+        told = [decision for one in output.images for decision in self.images_told(one, now)]
+        return [*told, *self._note_failure(suspects, now)]
+
+    def _rows_of(self, rids: Iterable[int]) -> list[RequestState]:
+        """The rows of these numbers that run."""
+        return [row for rid in rids if (row := self._running.get(rid)) is not None]
+
+    def _place(self, row: RequestState, now: float) -> None:
+        row.placed = now
+        self._rows += 1
+        self._turns.placed(row, now)
+        if not row.ends:
+            row.status = RequestStatus.RUNNING
+
+    def _leave(self, row: RequestState, now: float) -> None:
+        """Take out a row that ended well, or never began."""
+        if row.has_slot:
+            self._quarantine.ended(row)
+        self._running.remove(row.rid, now)
+
+    def _requeue(self, row: RequestState, generated: list[int], now: float) -> None:
+        """Let a row that was preempted wait anew, unless it is cancelled."""
+        self._running.remove(row.rid, now)
+        if row.ends:
+            return
+        row.generated, row.lost = list(generated), now
+        row.queued = max(row.queued, min(now, row.behind))
+        self._queue.push(row)
+        self._requeued += 1
+
+    def _rows_failed(self, failures: Iterable[RowsFailed], now: float) -> list[RequestState]:
+        """Take out the rows that failed; those of which one may have failed the executor."""
+        suspects = []
+        for failure in failures:
+            for row in self._rows_of(failure.rids):
+                if failure.code == "executor_failed":
+                    self._running.remove(row.rid, now)
+                    suspects.append(row)
+                else:
+                    self._leave(row, now)
+        return suspects
+
+    def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
+        """A new executor waits for work; requests that came before its limits are checked now."""
+        decisions = self.executor_lost("another executor has taken over", now)
+        self._limits = limits = message.limits
+        self._running.places = limits.max_batch
+        self._present = True
+        self._dispatcher.executor_ready(message.incarnation)
+        self._lookahead.executor_ready(now)
+        self._images.executor_ready()
+        for entry in list(self._room):
+            refusal = size_refusal(entry, self._settings.current, limits)
+            if refusal is None:
+                decisions += self._accept(entry)
+                continue
+            self._room.remove(entry.rid)
+            if entry.generated:
+                # The executor before could hold more, and what its client has stays good.
+                decisions.append(RowsCut([entry.rid]))
+            else:
+                self._refused += 1
+                decisions.append(_failed([entry.rid], refusal))
+        return decisions
+
+    def executor_lost(self, reason: str, now: float, *, blameless: bool = False) -> list[Decision]:
+        """Fail all that was running; what waits goes on waiting, and so does what had not begun.
+
+        Unless it is `blameless`, what ran is suspected of it. All that the executor has told was
+        heard before.
+        """
+        self._present = False
+        self._gone = []
+        self._dispatcher.executor_lost()
+        self._lookahead.executor_lost(now)
+        decisions: list[Decision] = list(self._images.executor_lost(reason))
+        lost = self._running.clear()
+        running = [row.rid for row in lost if row.has_slot and not row.ends]
+        if running:
+            message = f"the executor was lost ({reason}): send the request again"
+            decisions.append(RowsFailed(running, "executor_failed", message))
+        for row in lost:
+            if not row.has_slot and not row.ends:
+                self._queue.push(row)
+        failed = [*lost, *self._images.take_lost()]
+        return decisions if blameless else decisions + self._note_failure(failed, now)
+
+    def images_told(self, message: encodings.Told, now: float) -> list[Decision]:
+        """Encoder or executor have said what became of images."""
+        told = self._images.hear(message)
+        return [*told, *self._note_failure(self._images.take_lost(), now)]
+
+    def tick(self, now: float) -> list[Decision]:
+        """Act on the clock: expire, line up who is next, preempt who has run for long."""
+        self._quarantine.forget(now)
+        self._ticked = now
+        decisions = [*self._expire(now), *self._images.act(self._is_open)]
+        self._turns.tick(now)
+        claim = self._claim(now)
+        if claim is not None and claim.due <= now:
+            self._running.claimant = claim.entry
+            self._lookahead.fill(now)
+            self._fair_share.admit(claim)
+        else:
+            self._lookahead.fill(now)
+        self._preemption.act(now, synchronous=self._settings.current.synchronous)
+        schedule, gone = self._dispatcher.next(now), self._gone
+        self._gone = []
+        return [*decisions, *([] if schedule is None else [schedule]), *gone]
+
+    def next_wake(self) -> float | None:
+        """When `tick` has something to do next, if nothing happens before."""
+        times = [self._room.next_deadline, self._lookahead.start_time(), self._dispatcher.due]
+        times += [row.deadline for row in self._running if not row.ends]
+        times += self._preemption.times(synchronous=self._settings.current.synchronous)
+        if (turn := self._turns.due) < math.inf:
+            times.append(turn)
+        # One that is due already waits for word of the executor.
+        if (claim := self._claim(self._ticked)) is not None and claim.due > self._ticked:
+            times.append(claim.due)
+        if self._present and self._waiting()[0]:
+            # Who has had much less than whom changes with time.
+            times.append(self._ticked + _LOOK_S)
+        return min((time for time in times if time is not None), default=None)
+
+    def report(self, rid: int) -> SchedulerReport:
+        """What waits and runs now, and counts since the start."""
+        queued, tokens = self._waiting()
+        return SchedulerReport(
+            rid=rid,
+            running=self._running.running,
+            places=self._running.places,
+            queued=queued,
+            queued_tokens=tokens,
+            rows=self._rows,
+            requeued=self._requeued,
+            refused=self._refused,
+            embeddings=self._images.used,
+        )
+
+    def _waiting(self) -> tuple[int, int]:
+        """How many requests wait, and their prompt tokens."""
+        behind = self._running.waiting
+        tokens = self._room.prompt_tokens + sum(row.prompt_tokens for row in behind)
+        return len(self._room) + len(behind), tokens
+
+    def _tokens_of(self, client: int) -> int:
+        """The prompt tokens that a client has waiting."""
+        behind = [row for row in self._running.waiting if row.client == client]
+        return self._room.tokens_of(client) + sum(one.prompt_tokens for one in behind)
+
+    def _is_open(self, rid: int) -> bool:
+        return rid in self._room or self._running.get(rid) is not None
+
+    def _accept(self, entry: RequestState) -> list[Decision]:
+        if entry.accepted:
+            return []
+        entry.accepted = True
+        return [Accepted(entry.rid, entry.prompt_tokens, entry.encoded)]
+
+    def _note_failure(self, entries: Sequence[RequestState], now: float) -> list[Decision]:
+        """Suspect those that ran in a failure, and refuse what fails each time."""
+        if entries:
+            self._quarantine.failed(entries, now)
+            # Twins of what failed run alone, or not at all.
+            withdraw(row for row in self._running.scheduled if self._quarantine.runs_alone(row))
+        guilty = [entry.rid for entry in self._room if self._quarantine.is_guilty(entry)]
+        for rid in guilty:
+            self._room.remove(rid)
+        self._refused += len(guilty)
+        return [_failed(guilty, GUILTY)] if guilty else []
+
+    def _claim(self, now: float) -> FairShareClaim | None:
+        if self._running.closed or not self._present:
+            return None
+        claim = self._fair_share.next(now, synchronous=self._settings.current.synchronous)
+        return None if claim is None or self._quarantine.runs_alone(claim.entry) else claim
+
+    def _expire(self, now: float) -> list[Decision]:
+        running = [row.rid for row in self._running if not row.ends and row.is_due(now)]
+        for rid in running:
+            self.cancel(rid)
+        expired = running + [entry.rid for entry in self._room.take_expired(now)]
+        return [_failed(expired, EXPIRED)] if expired else []
+
+
+def _failed(rids: list[int], refusal: Refusal) -> RowsFailed:
+    return RowsFailed(rids, refusal.code, refusal.message, refusal.field, refusal.ahead)

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+from hearth.actors.scheduler.request_state import RequestState
+
+SUSPECTS = 1024
+"""Requests that are remembered; of more the oldest are forgotten."""
+MEMORY_S = 600.0
+"""Seconds after which a failure is forgotten."""
+_GUILTY = 2
+
+
+class Quarantine:
+    """What was asked by the requests that ran when the executor failed; no clock, no I/O.
+
+    Any of them may be the cause, so each runs alone when it is sent again, and is cleared when it
+    ends. One that fails again has failed alone: it is guilty. They are told by a digest of their
+    tokens, images and options, but for the seed, which the front door chooses where none is given.
+    """
+
+    def __init__(self) -> None:
+        # By digest, the latest failure last: how often it failed, and when.
+        self._failures: dict[bytes, tuple[int, float]] = {}
+
+    def failed(self, entries: Iterable[RequestState], now: float) -> None:
+        """The executor failed while these ran together."""
+        for digest in {_digest(entry) for entry in entries}:
+            times, _ = self._failures.pop(digest, (0, now))
+            self._failures[digest] = (times + 1, now)
+        while len(self._failures) > SUSPECTS:
+            del self._failures[next(iter(self._failures))]
+
+    def ended(self, entry: RequestState) -> None:
+        """The request came to an end without the executor."""
+        if self._failures:
+            self._failures.pop(_digest(entry), None)
+
+    def forget(self, now: float) -> None:
+        """Forget failures that are `MEMORY_S` old."""
+        while self._failures:
+            oldest = next(iter(self._failures))
+            if now - self._failures[oldest][1] < MEMORY_S:
+                return
+            del self._failures[oldest]
+
+    def runs_alone(self, entry: RequestState) -> bool:
+        """Whether the request may be what failed the executor."""
+        return self._times(entry) > 0
+
+    def is_guilty(self, entry: RequestState) -> bool:
+        """Whether the executor failed each time that the request ran, at least twice."""
+        return self._times(entry) >= _GUILTY
+
+    def _times(self, entry: RequestState) -> int:
+        return self._failures.get(_digest(entry), (0, 0.0))[0] if self._failures else 0
+
+
+def _digest(entry: RequestState) -> bytes:
+    if not entry.digest:
+        options = msgspec.structs.replace(entry.request.options, seed=None)
+        images = [image.work.key for image in entry.images]
+        asked = msgspec.msgpack.encode((entry.token_ids, options, images))
+        entry.digest = hashlib.blake2b(asked, digest_size=16).digest()
+    return entry.digest

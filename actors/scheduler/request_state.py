@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from hearth.actors.messages import PromptImage, Request
+from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.request import RowRequest
+
+
+class RequestStatus(enum.Enum):
+    """The stages of a request at the scheduler; one that has finished is there no more."""
+
+    WAITING_FOR_IMAGES = enum.auto()
+    WAITING = enum.auto()
+    SCHEDULED = enum.auto()
+    """Lined up at the executor, without a place."""
+    WITHDRAWING = enum.auto()
+    """Wanted back, if it has no place yet."""
+    RUNNING = enum.auto()
+    PREEMPTING = enum.auto()
+    """To give its place back once it has paid for its prefill."""
+    PREEMPTING_AT_ONCE = enum.auto()
+    CANCELLING = enum.auto()
+    """Ended for its client, with or without a place at the executor."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """One admitted request at the scheduler, with the tokens generated so far.
+
+    Its ids were there at `encoded`. It stands in the queue as one that came at `queued`, and has
+    lost its place at `lost`, if it had one. It `gave_way` where it had not paid for that. Its
+    images wait in `embedded` once their embeddings are there.
+
+    Lined up at the executor, `arrival` is its virtual arrival and `order` that by which it gets a
+    place. One that is `alone` shares the executor with nobody. It has its place since `placed`, and
+    its first token since `begun`. Put back, it stands as if it had come at `behind`, though not
+    before it did nor in the future. The executor was told its status by schedule `seq`, None where
+    it has yet to be.
+    """
+
+    request: Request
+    token_ids: list[int]
+    encoded: float
+    queued: float
+    generated: list[int] = field(default_factory=list)
+    accepted: bool = False
+    digest: bytes = b""
+    lost: float = -math.inf
+    gave_way: bool = False
+    images: list[PromptImage] = field(default_factory=list)
+    embedded: list[EmbeddedImage] = field(default_factory=list)
+    status: RequestStatus = RequestStatus.WAITING
+    arrival: float = 0.0
+    order: float = 0.0
+    alone: bool = False
+    placed: float | None = None
+    begun: float | None = None
+    behind: float = math.inf
+    seq: int | None = None
+
+    @property
+    def rid(self) -> int:
+        """The request's number."""
+        return self.request.rid
+
+    @property
+    def priority(self) -> int:
+        """The request's priority."""
+        return self.request.priority
+
+    @property
+    def client(self) -> int:
+        """The client's number."""
+        return self.request.client
+
+    @property
+    def adapter(self) -> str:
+        """The name of the adapter that answers, "" for none."""
+        return self.request.options.adapter
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The length of the prompt in tokens."""
+        return len(self.token_ids)
+
+    @property
+    def has_slot(self) -> bool:
+        """Tell whether it has a place at the executor, as far as was heard."""
+        return self.placed is not None
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether it only waits for the executor to drop it."""
+        return self.status is RequestStatus.CANCELLING
+
+    @property
+    def paid(self) -> float:
+        """The time from which on it has had its place for as long again as its prompt took."""
+        if self.begun is None or self.placed is None:
+            return math.inf
+        return 2 * self.begun - self.placed
+
+    @property
+    def deadline(self) -> float | None:
+        """The request's deadline."""
+        return self.request.deadline
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether its deadline has passed."""
+        return self.deadline is not None and self.deadline <= now
+
+    def line_up(self, arrival: float, order: float, *, alone: bool) -> None:
+        """Begin a stay at the executor."""
+        self.arrival, self.order, self.alone = arrival, order, alone
+        self.placed = self.begun = None
+        self.behind = math.inf
+        self.turn(RequestStatus.SCHEDULED)
+
+    def turn(self, status: RequestStatus) -> None:
+        """Take another status, of which the executor is to be told."""
+        self.status, self.seq = status, None
+
+    def to_row(self) -> RowRequest:
+        """The row that starts or continues this request."""
+        return RowRequest(
+            token_ids=self.token_ids + self.generated,
+            prompt_length=self.prompt_tokens,
+            options=self.request.options,
+            images=self.embedded,
+            client=self.client,
+        )

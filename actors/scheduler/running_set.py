@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from hearth.actors.scheduler.request_state import RequestState, RequestStatus
+from hearth.actors.settings import PolicySettings, Reloadable
+
+_LESS = 4
+_BEGINNING_S = 0.5
+MEMORY_S = 60.0
+"""The time constant with which the use of places is forgotten."""
+_FORGOTTEN_S = 0.01
+
+
+class _Usage:
+    """Seconds for which clients have had places of late; what lies `MEMORY_S` back counts 1/e."""
+
+    def __init__(self) -> None:
+        # By client: the seconds that it has used, as of a moment.
+        self._used: dict[int, tuple[float, float]] = {}
+
+    def add(self, client: int, placed: float, now: float) -> None:
+        """Count a place that the client had from `placed` until `now`."""
+        self._used[client] = (self.of(client, now) + _held(placed, now), now)
+
+    def of(self, client: int, now: float) -> float:
+        """The seconds that the client has used, but for the places that it has now."""
+        seconds, then = self._used.get(client, (0.0, now))
+        return seconds * math.exp((then - now) / MEMORY_S)
+
+    def forget(self, now: float) -> None:
+        """Drop the clients that have used nothing of late."""
+        for client in [one for one in self._used if self.of(one, now) < _FORGOTTEN_S]:
+            del self._used[client]
+
+
+def _held(placed: float, now: float) -> float:
+    """The seconds that count of a place held from `placed` until `now`."""
+    return -MEMORY_S * math.expm1((placed - now) / MEMORY_S)
+
+
+class RunningSet:
+    """The requests at the executor, with places and without; no clock, no I/O.
+
+    A row stays until the executor has said what became of it, or has died.
+    """
+
+    def __init__(self, settings: Reloadable[PolicySettings]) -> None:
+        self._settings = settings
+        self._ageing_s = settings.current.ageing_s
+        self._rows: dict[int, RequestState] = {}
+        self._usage = _Usage()
+        self.places = 0
+        # Who takes a first place, until it has been lined up.
+        self.claimant: RequestState | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._rows.values())
+
+    @property
+    def hold_s(self) -> float:
+        """How long a row may hold its place while others wait."""
+        return self._settings.current.hold_s
+
+    @property
+    def closed(self) -> bool:
+        """Whether a row is held that runs alone."""
+        return len(self._rows) == 1 and next(iter(self)).alone
+
+    @property
+    def scheduled(self) -> list[RequestState]:
+        """The rows that the executor will place, in its order."""
+        waiting = [row for row in self if row.status is RequestStatus.SCHEDULED]
+        return sorted(waiting, key=lambda row: row.order)
+
+    @property
+    def staying(self) -> list[RequestState]:
+        """The placed rows that nobody has asked to leave."""
+        return [row for row in self if row.status is RequestStatus.RUNNING]
+
+    @property
+    def waiting(self) -> list[RequestState]:
+        """The scheduled rows for which there is no place yet: they wait as those of the queue."""
+        behind = sum(not row.ends for row in self) - self.places
+        return self.scheduled[-behind:] if behind > 0 else []
+
+    @property
+    def unplaced(self) -> int:
+        """How many rows have no place, those included that are on their way back."""
+        return sum(not row.has_slot for row in self)
+
+    @property
+    def running(self) -> int:
+        """How many places are taken by requests that go on."""
+        running = sum(row.has_slot and not row.ends for row in self)
+        # A place is given away while the last token of its row is still being told.
+        return min(running, self.places)
+
+    def next_of(
+        self, heads: Sequence[tuple[float, RequestState]], now: float
+    ) -> tuple[float, float, RequestState] | None:
+        """Who of these first requests of clients is to be lined up next: order, arrival, request.
+
+        That is the `claimant`, before all others, where it is among them. Else it is who came
+        first; but a client that has had much less than another goes before that one, until it has
+        as many places.
+        """
+        if not heads:
+            return None
+        shares = _Shares(self, now)
+        scheduled = self.scheduled
+        ranked = []
+        for place, (arrival, entry) in enumerate(heads):
+            # Who stands behind the first of the heads comes before others in its turn.
+            passed = [row.order for row in scheduled if shares.passes(entry, row)]
+            if place and shares.passes(entry, heads[0][1]):
+                passed.append(heads[0][0])
+            order = min([arrival, *(math.nextafter(one, -math.inf) for one in passed)])
+            own = [row for row in scheduled if row.client == entry.client]
+            order = max([order, *(row.order for row in own if row.arrival <= arrival)])
+            if entry is self.claimant:
+                order = -math.inf
+            ranked.append((order, arrival, place, entry))
+        order, arrival, _, entry = min(ranked)
+        return order, arrival, entry
+
+    def used(self, client: int, now: float) -> float:
+        """For how many seconds of late a client has had places."""
+        rows = [row.placed for row in self if row.client == client and row.placed is not None]
+        return self._usage.of(client, now) + sum(_held(placed, now) for placed in rows)
+
+    def add(self, row: RequestState) -> None:
+        """Take in a row that has been lined up."""
+        self._rows[row.rid] = row
+        if row is self.claimant:
+            self.claimant = None
+
+    def get(self, rid: int) -> RequestState | None:
+        """The row of a request, if it is held."""
+        return self._rows.get(rid)
+
+    def remove(self, rid: int, now: float) -> None:
+        """Take out a row that has left."""
+        row = self._rows.pop(rid)
+        if row.placed is not None:
+            self._usage.add(row.client, row.placed, now)
+            self._usage.forget(now)
+
+    def clear(self) -> list[RequestState]:
+        """Take all rows out."""
+        rows, self._rows = list(self), {}
+        return rows
+
+    def next_in(self) -> RequestState | None:
+        """The first scheduled row for which no place is free nor about to be; None when none is."""
+        placed = [row for row in self if row.has_slot]
+        if len(placed) < self.places:
+            return None
+        ahead = sum(row.status is not RequestStatus.RUNNING for row in placed)
+        return next(iter(self.scheduled[ahead:]), None)
+
+    def behind(self, held: RequestState) -> float:
+        """Where a row stands once it has given way to the first that waits.
+
+        It stands right behind a higher priority; else it has had its time, and stands behind all.
+        """
+        first = self.next_in()
+        if first is None or first.priority <= held.priority:
+            return math.inf
+        return first.arrival + held.priority * self._ageing_s
+
+    def release_times(
+        self, arrival: float, priority: int, hold_s: float
+    ) -> list[tuple[float, RequestState]]:
+        """From when on each placed row gives way to one that waits, of this arrival and priority.
+
+        A row holds its place for `hold_s`, unless the other has a higher priority, and until it
+        would stand behind it when put back. One whose prompt is still read would not leave soon:
+        it is asked only where all others are like it.
+        """
+        times = []
+        for held in [row for row in self.staying if row.begun is not None] or self.staying:
+            behind = arrival + held.priority * self._ageing_s
+            limit = (held.placed or 0.0) + hold_s
+            times.append((behind if priority > held.priority else max(behind, limit), held))
+        return times
+
+    def batch_release_times(self, order: float) -> list[tuple[float, RequestState]]:
+        """From when on all rows of a synchronous batch give way to one that waits."""
+        staying = self.staying
+        if not staying:
+            return []
+        due = min(held.placed or 0.0 for held in staying) + self.hold_s
+        if len(staying) == self.places:
+            # A full batch goes on until its lowest row, put back, would stand behind the other.
+            due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
+        return [(due, held) for held in staying]
+
+
+class _Shares:
+    """What clients have and have had, for one decision."""
+
+    def __init__(self, running: RunningSet, now: float) -> None:
+        placed = [row for row in running if row.has_slot]
+        self._has = Counter(row.client for row in placed or running)
+        self._lined_up = Counter(row.client for row in running if not row.has_slot and placed)
+        self._running, self._now = running, now
+        self._used: dict[int, float] = {}
+
+    def passes(self, entry: RequestState, other: RequestState) -> bool:
+        """Tell whether one goes before the other: it has fewer places and has had much less."""
+        one, two = entry.client, other.client
+        # As those that are lined up get places the other loses as many.
+        soon = self._lined_up[one] + 1
+        return (
+            one != two
+            and entry.priority >= other.priority
+            and self._has[one] + soon <= self._has[two] - soon + 1
+            and much_less(self._of(one), self._of(two))
+        )
+
+    def _of(self, client: int) -> float:
+        if client not in self._used:
+            self._used[client] = self._running.used(client, self._now)
+        return self._used[client]
+
+
+def much_less(used: float, other: float) -> bool:
+    """Tell whether a client has had places for less than a quarter of another's time.
+
+    That says nothing of two that have only just begun.
+    """
+    return _LESS * (used + _BEGINNING_S) < other
+
+
+def withdraw(rows: Iterable[RequestState]) -> None:
+    """Want rows back, if they have no places yet."""
+    for row in rows:
+        row.turn(RequestStatus.WITHDRAWING)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from hearth.actors.arena import Arena
+from hearth.actors.messages import ChatTurn, ImageWork, PromptImage, Visual
+from hearth.runtime.errors import HearthError
+from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision.prompt import Shown, Turn, encode_turns
+from hearth.runtime.vision_config import VisionConfig
+
+
+class SeenPrompt(msgspec.Struct, frozen=True):
+    """The ids of a conversation, and of each of its visuals what it becomes and where it stands."""
+
+    ids: list[int]
+    layouts: list[ImageLayout]
+    spans: list[tuple[ImageSpan, ...]]
+
+
+class PromptImages:
+    """What visuals become in the prompts of one model, by their headers alone.
+
+    A picture, or a video, takes `most_tokens` at the most; 0 is the model's own limit.
+    """
+
+    def __init__(
+        self, config: VisionConfig, tokenizer: Tokenizer, pictures: Arena, most_tokens: int = 0
+    ) -> None:
+        self.most_tokens = most_tokens
+        self._config = config
+        self._tokenizer = tokenizer
+        self._pictures = pictures
+        self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
+
+    def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> SeenPrompt:
+        """Render and encode a conversation; visuals stand in it in their order.
+
+        Raises HearthError, with the field `images[k]` where visual k is at fault.
+        """
+        kinds = [part.kind for turn in turns for part in turn.parts if part.kind != "text"]
+        given = ["video" if visual.times else "image" for visual in visuals if visual.frames]
+        if kinds != given or len(given) < len(visuals):
+            text = f"the messages have not a place for each of the {len(visuals)} images"
+            raise HearthError("invalid_value", text, "messages")
+        shown = [Shown([one.picture for one in visual.frames], visual.times) for visual in visuals]
+        layouts = [self._layout(number, one) for number, one in enumerate(shown)]
+        said = [_turn(turn) for turn in turns]
+        ids, spans = encode_turns(self._tokenizer, said, shown, layouts, self._config)
+        return SeenPrompt(ids, layouts, spans)
+
+    def works(self, prompt: SeenPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
+        """The visuals with their keys, which are digests of all of their bytes.
+
+        Raises `internal` where these are not there any more.
+        """
+        return [
+            PromptImage(ImageWork(self._key(visual, layout), visual, layout), spans)
+            for visual, layout, spans in zip(visuals, prompt.layouts, prompt.spans, strict=True)
+        ]
+
+    def _layout(self, number: int, shown: Shown) -> ImageLayout:
+        try:
+            return shown.layout(self._config, self.most_tokens)
+        except HearthError as error:
+            raise HearthError(error.code, error.message, f"images[{number}]") from error
+
+    def _key(self, visual: Visual, layout: ImageLayout) -> bytes:
+        pictures = [frame.picture for frame in visual.frames]
+        digest = hashlib.sha256(self._model + msgspec.msgpack.encode((pictures, layout)))
+        for frame in visual.frames:
+            with self._pictures.view(frame.slot) as data:
+                # Of a fixed length: where a frame ends is part of what the key says.
+                digest.update(hashlib.sha256(data).digest())
+            self._pictures.check(frame.slot)
+        return digest.digest()
+
+
+def _turn(turn: ChatTurn) -> Turn:
+    if not turn.parts:
+        return turn.role, turn.content
+    return turn.role, [
+        {"type": part.kind, "text": part.text} if part.kind == "text" else {"type": part.kind}
+        for part in turn.parts
+    ]
