@@ -5,7 +5,6 @@ from types import UnionType
 from typing import Any, get_args
 
 from hearth.actors import messages, supervisor_messages
-from hearth.actors import messages
 from hearth.daemon.control.messages import ControlRequest
 from hearth_client.protocol import ClientMessage
 
@@ -20,7 +19,7 @@ def kinds_of(union: Any) -> tuple[Any, ...]:
 
 def _inboxes() -> Mapping[str, tuple[Any, ...]]:
     """By name, what actors and their supervisor take: unions, and one that is alone."""
-    names = vars(messages) | vars(executor_messages) | vars(supervisor_messages)
+    names = vars(messages) | vars(supervisor_messages)
     unions = {name: one for name, one in names.items() if isinstance(one, UnionType)}
     named = {name: kinds_of(one) for name, one in unions.items()}
     return named | {"ExecutorMessage": kinds_of(messages.ExecutorMessage)}
