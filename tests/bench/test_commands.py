@@ -48,5 +48,5 @@ def test_what_nothing_takes_is_wrong_usage(
     arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for work in ("overhead.given_or_toy", "spec.command.engine_folder"):
-        monkeypatch.setattr(f"bench.{work}", pytest.fail)
+        monkeypatch.setattr(f"hearth.bench.{work}", pytest.fail)
     assert CliRunner().invoke(bench, arguments).exit_code == 2

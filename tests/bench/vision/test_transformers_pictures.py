@@ -9,7 +9,7 @@ from tests.vision_models import write_vision_model
 
 pytestmark = pytest.mark.reference
 pytest.importorskip("torch")
-pictures = pytest.importorskip("hearth.bench.vision.worker")
+pictures = pytest.importorskip("hearth.bench.vision.transformers_pictures")
 
 
 def test_the_peer_answers_about_what_it_sees(tmp_path: Path) -> None:

@@ -169,15 +169,15 @@ class House:
             values: dict[str, object] = {
                 "executor.engine_executor.SimulatedEngine": RememberingEngine,
                 # What others take meanwhile would keep steps from being captured.
-                "steps.engine_runner.available_memory": lambda: 1 << 30,
+                "runner.engine_runner.available_memory": lambda: 1 << 30,
             }
             if self._kind.gpu:
-                values["steps.bindings.decode_batches"] = lambda _: (1, 2, 4)
+                values["runner.bindings.decode_batches"] = lambda _: (1, 2, 4)
                 values["tensors.profiles.captured_widths"] = lambda _: (CHUNK,)
             else:
-                values["tensors.buckets.SMALLEST_BUCKET"] = SLOTS // 4
+                values["tensors.profiles.SMALLEST_BUCKET"] = SLOTS // 4
             for name, value in values.items():
-                patches.enter_context(patch(f"runtime.{name}", value))
+                patches.enter_context(patch(f"hearth.runtime.{name}", value))
             runtime = LLMInferenceRuntime.create(deployment, Path(), EngineOptions(), device, STORE)
             if self._kind.gpu:
                 assert runtime.capture(range(1, ROWS + 1)) == []

@@ -1,6 +1,6 @@
 """Rows of the shipped model that join, leave, come back and fail: each is as if alone.
 
-`python -m tests.runtime.decoding.schedules` runs as many as one likes, and on a GPU.
+`python -m tests.runtime.generation.schedules` runs as many as one likes, and on a GPU.
 """
 
 import json

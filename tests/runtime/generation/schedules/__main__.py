@@ -1,4 +1,4 @@
-"""`python -m tests.runtime.decoding.schedules`: random schedules, each row beside itself alone."""
+"""Random schedules, each row beside itself alone: `python -m tests.runtime.generation.schedules`."""
 
 import sys
 import tempfile

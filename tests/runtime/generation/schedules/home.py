@@ -139,8 +139,8 @@ def open_runtime(folder: Path, setting: Setting) -> LLMInferenceRuntime:
         return table
 
     with ExitStack() as patches:
-        for user in ("steps.engine_tables", "weights.external_weight_manager"):
-            patches.enter_context(patch(f"runtime.{user}.map_tensor", poisoned))
+        for user in ("runner.engine_tables", "weights.external_weight_manager"):
+            patches.enter_context(patch(f"hearth.runtime.{user}.map_tensor", poisoned))
         # A tied head must not have the poison: it gets a copy of the table.
         load = ExternalWeightManager.load
         apart = patch.object(
