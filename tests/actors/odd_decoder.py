@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
 from hearth.actors.encoder.image_decoder_process import serve, settle
 from hearth.runtime.errors import HearthError
 
+PROGRAM = (str(Path(__file__).resolve()),)
+"""Arguments of Python that run this file: processes of the encoder start where Hearth lies."""
 FINE, DIES, HANGS, GRABS, REFUSES, FAILS, DIES_LATER = range(7)
 _jobs: list[int] = []
 

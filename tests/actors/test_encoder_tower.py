@@ -32,6 +32,7 @@ from hearth.actors.messages import (
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout
+from tests.actors import odd_decoder
 from tests.actors.mail import next_mail
 from tests.runtime.vision.fake_tower import fake_runner
 from tests.runtime.vision.tower_config import config_of
@@ -76,7 +77,7 @@ class House:
                 self.arenas[1].shared,
                 timeout_s=PATIENCE_S,
                 memory=1 << 27,
-                program=("-m", "tests.actors.odd_decoder"),
+                program=odd_decoder.PROGRAM,
             ),
             tower=Tower(runner, TowerMemory(CONFIG, *self.arenas[1:])),
         )

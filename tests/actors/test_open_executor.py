@@ -186,7 +186,7 @@ def test_what_makes_steps_slower_is_told(
     settings: ExecutorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "a step could not be captured"
-    monkeypatch.setattr("hearth.runtime.generation.runtime.capture_steps", lambda *_: [why])
+    monkeypatch.setattr(LLMInferenceRuntime, "capture", lambda *_: [why])
     with capture_logs() as logs:
         open_runtime(settings)
     assert [(log["log_level"], log["reason"] == why) for log in logs] == [

@@ -14,7 +14,16 @@ from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
 from hearth.actors.messages import ImageInput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout, Picture, Slot
-from tests.actors.odd_decoder import DIES, DIES_LATER, FAILS, FINE, GRABS, HANGS, REFUSES
+from tests.actors.odd_decoder import (
+    DIES,
+    DIES_LATER,
+    FAILS,
+    FINE,
+    GRABS,
+    HANGS,
+    PROGRAM,
+    REFUSES,
+)
 from tests.runtime.vision.tower_config import config_of
 
 PATIENCE_S = 60.0
@@ -33,7 +42,7 @@ class Clock:
 class Decoding:
     """A decoder whose process is tests.actors.odd_decoder."""
 
-    def __init__(self, program: tuple[str, ...] = ("-m", "tests.actors.odd_decoder")) -> None:
+    def __init__(self, program: tuple[str, ...] = PROGRAM) -> None:
         self.arenas = [Arena.create(name, 4096) for name in ("pictures", "patches")]
         self.clock = Clock()
         self.decoder = PictureDecoder(
@@ -158,7 +167,7 @@ def test_a_process_that_is_ended_while_it_starts_is_replaced(tmp_path: Path) -> 
         "if not been.exists():\n"
         "    been.touch()\n"
         "    raise SystemExit(3)\n"
-        "runpy.run_module('tests.actors.odd_decoder', run_name='__main__')\n"
+        f"runpy.run_path({PROGRAM[0]!r}, run_name='__main__')\n"
     )
     decoding = Decoding(("-c", ends_once))
     decoding.give(FINE, FINE)

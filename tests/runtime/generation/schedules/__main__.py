@@ -1,4 +1,7 @@
-"""Random schedules, each row beside itself alone: `python -m tests.runtime.generation.schedules`."""
+"""Random schedules, each row beside itself alone.
+
+`python -m tests.runtime.generation.schedules` runs as many as one likes.
+"""
 
 import sys
 import tempfile
