@@ -1,4 +1,4 @@
-"""What the runtime asks of the memory of keys and values."""
+"""Interface of the memory of keys and values."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,4 +1,4 @@
-"""What the runtime asks of a device: memory, one stream, and the ops around an engine.
+"""Interface of a device: memory, one stream, and the ops around an engine.
 
 The NumPy forms in `hearth.runtime.reference.ops` and `hearth.runtime.sampling` specify every op.
 """
@@ -33,21 +33,21 @@ class Mark(Protocol):
     """A point in the stream."""
 
     def query(self) -> bool:
-        """Whether all that was queued before it has ended; raises what that raised."""
+        """Return True if all work queued before it has ended; raises what that work raised."""
 
     def wait(self) -> None:
-        """Return when all that was queued before it has ended; raises what that raised."""
+        """Return when all work queued before it has ended; raises what that work raised."""
 
 
 class Span(Protocol):
-    """What is queued from where it begins to its `end`."""
+    """Work that is queued from the start of the span to its `end`."""
 
     def end(self) -> None:
-        """Nothing that is queued from now on belongs to it."""
+        """End the span: work that is queued from now on is not part of it."""
 
     @property
     def seconds(self) -> float | None:
-        """How long the device took for it; None where that has not ended. Raises what it raised."""
+        """Seconds of the device for the span; None until its end. Raises what the work raised."""
 
 
 class Recorded(Protocol):
@@ -70,7 +70,7 @@ class HostStream:
 
 
 class PendingSamples(Protocol):
-    """Tokens that the device may still be picking."""
+    """Tokens that the device may still be sampling."""
 
     def result(self) -> list[Sample | None]:
         """Wait for the sampled rows, in their order; None where numbers were not finite.
@@ -80,19 +80,19 @@ class PendingSamples(Protocol):
 
 
 class RecordedPicks(Protocol):
-    """Picks of decode steps that are recorded with them; they count the slots of their rows."""
+    """Sampling captured with decode steps; it advances the filled slots of its rows."""
 
     def expect(self, rows: int) -> None:
-        """From the next launch on the first `rows` are picked for; the others are padding."""
+        """Sample the first `rows` from the next launch on; the others are padding."""
 
     def queue(self, rows: int) -> None:
-        """Queue, for a recording, the picks of a step of at most so many rows.
+        """Queue, for a capture, sampling of a step of at most `rows` rows.
 
-        As by `BatchSampler.sample`, but that a row that is picked for has one more filled slot.
+        As by `BatchSampler.sample`, but that a sampled row has one more filled slot.
         """
 
     def samples(self) -> PendingSamples:
-        """Those of the launch that was queued last; call it once for each."""
+        """Return the samples of the launch that was queued last; call it once for each launch."""
 
 
 class RotaryTables(NamedTuple):
@@ -103,7 +103,7 @@ class RotaryTables(NamedTuple):
     sin_of: Tensor
     """As `cos_of`."""
     axes: Tensor
-    """[R] int32: by which axis of a position each pair goes."""
+    """[R] int32: the axis of a position that each pair is rotated by."""
     cos: Tensor
     """[max batch, slots, R] float32, the name of the binding."""
     sin: Tensor
@@ -111,19 +111,19 @@ class RotaryTables(NamedTuple):
 
 
 class ImageOps(Protocol):
-    """What images need around a step; work is queued on the device's stream."""
+    """Ops for images around a step, queued on the device's stream."""
 
     def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
         """Write `rows` [n, H] over those from `place` on of a buffer [.., H] that is read flat.
 
-        They have been read when this returns. Raises `internal` where they do not fit.
+        `rows` has been read when the call returns. Raises `internal` where they do not fit.
         """
 
     def clear(self, target: Tensor, places: int) -> None:
         """Zero the first `places` rows of a buffer [.., H] that is read flat."""
 
     def fill_rotary(self, tables: RotaryTables, row: int, positions: RowPositions) -> None:
-        """Fill the tables of a row, whose tokens stand at `positions`, in all of its slots."""
+        """Fill the tables of a row, whose tokens are at `positions`, in all of its slots."""
 
 
 def check_splice(target: Tensor, place: int, rows: NDArray[Any]) -> None:
@@ -158,11 +158,11 @@ class StepBuffers(NamedTuple):
     attention_pos_id: Tensor
     """[max batch, S] index: the position of each token."""
     last_token_ids: Tensor
-    """[max batch, N] index: which tokens of each row get logits."""
+    """[max batch, N] index: the tokens of each row that get logits."""
     lengths: Tensor
     """[max batch] index: filled cache slots of each row; bound as `kvcache_start_index`."""
     tree_mask: Tensor | None = None
-    """[max batch, S, S] bool: which tokens of the step each sees; None for a causal engine."""
+    """[max batch, S, S] bool: the tokens of the step that each sees; None for a causal engine."""
     packed_mask: Tensor | None = None
     """[max batch, S, ceil(S / 32)] int32: bit j % 32 of word j // 32: the token sees token j.
 
@@ -180,7 +180,7 @@ class TreeBuffers(NamedTuple):
 
 
 class ProposalBuffers(NamedTuple):
-    """What a draft engine's proposal needs beside its step buffers.
+    """Buffers of a draft engine's proposal beside its step buffers.
 
     K tokens are proposed after a node; the proposal tree has P = K * T slots and the table
     D = 1 + K + (T - 1) * K * K entries; entry 0 is the root.
@@ -191,7 +191,7 @@ class ProposalBuffers(NamedTuple):
     hidden_states: Tensor
     """[max batch, K, H]: those of the same tokens."""
     hidden_states_from_draft: Tensor
-    """[max batch, P, H]: what each slot is given."""
+    """[max batch, P, H]: input of each slot."""
     full_ids: Tensor | None
     """[draft vocabulary] int32: the base's id of each draft id; None where they are the same."""
     ids: Tensor
@@ -209,20 +209,20 @@ class ProposalBuffers(NamedTuple):
 
 
 class ChainBuffers(NamedTuple):
-    """What a draft engine's chain needs: each level's token is a node and the next step's input."""
+    """Buffers of a draft engine's chain: each level's token is a node and the next step's input."""
 
     step: StepBuffers
-    """Of the steps of one token; their `lengths` are the draft's filled slots."""
+    """Buffers of steps of one token; their `lengths` are the draft's filled slots."""
     logits: Tensor
     """[max batch, 1, draft vocabulary] float32, of the last draft step."""
     hidden_states: Tensor
     """[max batch, 1, H]: those of the same token."""
     hidden_states_from_draft: Tensor
-    """[max batch, 1, H]: what the next step is given."""
+    """[max batch, 1, H]: input of the next step."""
     full_ids: Tensor | None
     """[draft vocabulary] int32: the base's id of each draft id; None where they are the same."""
     trees: TreeBuffers
-    """Which get the tokens."""
+    """Token trees that get the tokens."""
     lengths: Tensor
     """[max batch] index: the base's filled slots, the position of the first token."""
 
@@ -240,7 +240,7 @@ class PathShape(NamedTuple):
 
 
 class AcceptedPath(NamedTuple):
-    """What a row gained in a round: its samples, and the node behind which each was picked."""
+    """Accepted samples of a row in a round, and the node behind which each was sampled."""
 
     samples: list[Sample]
     nodes: list[int]
@@ -257,7 +257,7 @@ class PendingPaths(Protocol):
 
 
 class StepOps(Protocol):
-    """Fills the inputs of a step; work is queued on the device's stream."""
+    """Ops that fill the inputs of a step, queued on the device's stream."""
 
     def feed_prefill(
         self,
@@ -266,7 +266,7 @@ class StepOps(Protocol):
         lengths: Sequence[int],
         first: Sequence[int] | None = None,
     ) -> None:
-        """Embeds `token_ids` [B, S], positions from each row's start, the last token selected.
+        """Feed `token_ids` [B, S], positions from each row's start, the last token selected.
 
         `lengths` counts the tokens of each row; positions of padding are 0. `first` gives each
         row's first position where that is not its start. The mask, if there is one, is causal.
@@ -292,7 +292,7 @@ class StepOps(Protocol):
     def enter_paths(
         self, buffers: StepBuffers, paths: PendingPaths, lengths: Tensor, shape: PathShape
     ) -> None:
-        """Put the entries of what walks are about to find, behind those that were put last.
+        """Put the entries of paths that walks are about to find, behind those that were put last.
 
         `lengths` [max batch] are the base's filled slots. Where the host waits for all work, and so
         can put them itself, it raises `internal`.
@@ -313,7 +313,7 @@ class StepOps(Protocol):
         """
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
-        """Embeds the newest token of each of `rows` rows, its position, token 0 selected.
+        """Feed the newest token of each of `rows` rows and its position, token 0 selected.
 
         A token below 0, of a row that failed, counts as token 0.
         """
@@ -326,7 +326,7 @@ class StepOps(Protocol):
 
 
 class TreeOps(Protocol):
-    """Builds token trees and the steps around them; work is queued on the device's stream."""
+    """Ops that build token trees and the steps around them, queued on the device's stream."""
 
     def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
         """Write trees [rows, width] that were made on the host; node 0 may hold any id."""
@@ -387,22 +387,22 @@ class TreeOps(Protocol):
 
 
 class BatchSampler(Protocol):
-    """Picks the tokens of a batch and owns the rows' histories, by their places.
+    """Sampler of a batch; owner of the rows' histories, by their places.
 
     A row's position, on which its random number depends, is the number of its filled slots.
     """
 
     @property
     def recording(self) -> RecordedPicks | None:
-        """The picks of a decode step as part of what is recorded; None where nothing is."""
+        """Sampling of a decode step as part of its capture; None if it is not captured."""
 
     def rearrange(self, arrangement: Arrangement) -> None:
         """Let rows move with settings, histories and newest tokens; take those of new rows."""
 
     def sample(self, rows: int, first: int = 0, picked: int | None = None) -> PendingSamples:
-        """Pick from the first `picked` (None: all) of `rows` logits, and append to the histories.
+        """Sample from the first `picked` (None: all) of `rows` logits, and append to the histories.
 
-        Row i of the logits is place `first` + i. Picked tokens become the `next_tokens`. The rows
+        Row i of the logits is place `first` + i. Sampled tokens become the `next_tokens`. The rows
         behind still have prompt left: their logits are only checked.
         """
 
@@ -417,12 +417,12 @@ class BatchSampler(Protocol):
 
 
 class SamplerBuffers(NamedTuple):
-    """What a sampler reads and writes."""
+    """Buffers that a sampler reads and writes."""
 
     logits: Tensor
     """[max batch, N, V] float32; N is 1 without speculation."""
     lengths: Tensor
-    """[max batch] index: filled slots, the position of the token to pick."""
+    """[max batch] index: filled slots, the position of the token to sample."""
     next_tokens: Tensor
     """[max batch] int32."""
     trees: TreeBuffers | None = None
@@ -434,7 +434,7 @@ class Device(Protocol):
 
     @property
     def kind(self) -> DeviceKind:
-        """Which kind of device this is."""
+        """Kind of the device."""
 
     @property
     def stream(self) -> Stream:
@@ -442,15 +442,15 @@ class Device(Protocol):
 
     @property
     def ops(self) -> StepOps:
-        """What fills the inputs of a step."""
+        """Ops that fill the inputs of a step."""
 
     @property
     def tree_ops(self) -> TreeOps:
-        """What builds token trees and the steps around them."""
+        """Ops that build token trees and the steps around them."""
 
     @property
     def image_ops(self) -> ImageOps:
-        """What images need around a step."""
+        """Ops for images around a step."""
 
     @property
     def steps_ahead(self) -> int:

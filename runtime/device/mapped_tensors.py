@@ -60,7 +60,7 @@ class TensorFile:
     """A safetensors file whose tensors are read one by one; one handle, however many they are.
 
     The constructor reads the header; it and `read` raise errors of `code`, with the file's name or
-    that of the tensor as the field. As the format asks, no name may stand twice, and each byte
+    that of the tensor as the field. As the format asks, no name may occur twice, and each byte
     behind the header is of one tensor. Whoever opens it closes it.
     """
 

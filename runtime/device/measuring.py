@@ -29,7 +29,7 @@ _PARTS = {
 
 
 class _Inert:
-    """Stands for what a constructor keeps and calls: whatever is asked of it does nothing."""
+    """Stub for what a constructor keeps and calls: every call does nothing."""
 
     __slots__ = ()
 
@@ -46,28 +46,28 @@ class _Inert:
         return self
 
     def __getitem__(self, _key: object) -> Any:
-        """Itself."""
+        """Return the stub itself."""
         return self
 
     def __int__(self) -> int:
-        """No number and no address."""
+        """Return 0."""
         return 0
 
     def __rmul__(self, _factor: int) -> int:
-        """The same."""
+        """Return 0, as the product."""
         return 0
 
 
 def inert() -> Any:
-    """What stands for the driver's side of a device."""
+    """Make a stub of the driver's side of a device."""
     return _Inert()
 
 
 class MeasuringDevice(CpuDevice):
-    """The bytes of all that is allocated on a device, by part; what is queued is dropped.
+    """Device that counts the bytes of each allocation by part, and drops queued work.
 
-    A tensor's name says its part; one whose name says none is of what is being built, as `begin`
-    has told. `host_bytes` are those of host memory that a GPU reads by itself.
+    A tensor's name says its part; a tensor without a part in its name belongs to what `begin`
+    named last. `host_bytes` is the size of host memory that a GPU reads by itself.
     """
 
     def __init__(self) -> None:

@@ -37,22 +37,22 @@ class HostMark:
     """A point that has been reached."""
 
     def query(self) -> bool:
-        """It has."""
+        """Return True: all queued work has ended."""
         return True
 
     def wait(self) -> None:
-        """Nothing is waited for."""
+        """Return at once."""
 
 
 class HostSpan:
-    """What the calling thread does meanwhile."""
+    """Wall time of the calling thread, from construction to `end`."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.seconds: float | None = None
 
     def end(self) -> None:
-        """It has ended."""
+        """End the span."""
         self.seconds = time.monotonic() - self._began
 
 
@@ -78,7 +78,7 @@ class CpuDevice:
             ) from error
 
     def host_zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """The same: all memory is the host's."""
+        """Zeroed memory as of `zeros`: all memory is the host's."""
         return self.zeros(name, shape, dtype)
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
@@ -114,7 +114,7 @@ class CpuDevice:
         return HostSpan()
 
     def mark(self) -> "HostMark":
-        """All that was queued has ended."""
+        """Return an event that has been reached: all work has ended."""
         return HostMark()
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
@@ -122,11 +122,11 @@ class CpuDevice:
         out[...] = source.view(out.shape)
 
     def free_memory(self) -> int | None:
-        """There is the host's alone."""
+        """Return None: all memory is the host's."""
         return None
 
     def record(self, _work: Callable[[], None]) -> None:
-        """Nothing is queued here."""
+        """Return None: no work is queued on the CPU."""
 
     def close(self) -> None:
-        """Nothing to free: arrays go with their last user."""
+        """Do nothing: arrays are freed with their last user."""

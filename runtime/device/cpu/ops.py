@@ -42,7 +42,7 @@ from hearth.runtime.tensors.tensor import Tensor
 
 
 class CpuImageOps:
-    """Copies embeddings and fills rotary tables with NumPy on the calling thread."""
+    """Ops that copy embeddings and fill rotary tables with NumPy on the calling thread."""
 
     def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
         """Write `rows` over those from `place` on."""
@@ -134,7 +134,7 @@ Row = TypeVar("Row")
 
 
 class Ready(Generic[Row]):
-    """What the rows of a step gave, picked at once."""
+    """Results of the rows of a step, sampled when it was queued."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -145,7 +145,7 @@ class Ready(Generic[Row]):
 
 
 class CpuBatchSampler:
-    """Picks tokens with NumPy on the calling thread."""
+    """Sampler with NumPy on the calling thread."""
 
     recording = None
 
@@ -165,7 +165,7 @@ class CpuBatchSampler:
             tokens[target] = tokens[source]
 
     def sample(self, rows: int, first: int = 0, picked: int | None = None) -> Ready[Sample | None]:
-        """Pick for the first `picked` of the rows from place `first` on; check the others."""
+        """Sample the first `picked` of the rows from place `first` on; check the others."""
         end = rows if picked is None else picked
         samples = self._pick(self._logits[:end], first) if end else []
         if end < rows:
@@ -212,7 +212,7 @@ class CpuBatchSampler:
 
 
 class DecodeViews(NamedTuple):
-    """What a decode step of so many rows reads and writes, which never moves."""
+    """Views of the buffers that a decode step of a fixed row count reads and writes."""
 
     starts: NDArray[Any]
     positions: NDArray[Any]
@@ -224,7 +224,7 @@ class DecodeViews(NamedTuple):
 
     @classmethod
     def of(cls, buffers: StepBuffers, rows: int) -> "DecodeViews":
-        """Those of the first rows of these buffers."""
+        """Make the views of the first `rows` rows of `buffers`."""
         masks = (buffers.tree_mask, buffers.packed_mask)
         table = buffers.embedding.array
         return cls(
@@ -239,7 +239,7 @@ class DecodeViews(NamedTuple):
 
 
 class CpuStepOps:
-    """Fills step inputs with NumPy on the calling thread."""
+    """Ops that fill step inputs with NumPy on the calling thread."""
 
     def __init__(self) -> None:
         self._decodes: dict[tuple[StepBuffers, int], DecodeViews] = {}
@@ -251,7 +251,7 @@ class CpuStepOps:
         lengths: Sequence[int],
         first: Sequence[int] | None = None,
     ) -> None:
-        """Embeds [B, S], positions, the last token of each row, and a causal mask."""
+        """Feed embeddings [B, S], positions, the last token of each row, and a causal mask."""
         rows, width = token_ids.shape
         index = buffers.lengths.dtype
         counts = np.array(lengths, index)
@@ -274,14 +274,14 @@ class CpuStepOps:
         *,
         filled: Sequence[int],
     ) -> None:
-        """Keep them."""
+        """Keep the entries."""
         tokens, states = np.array(token_ids, np.int64), np.array(places, np.int32)
         self._entries = buffers, tokens, list(lengths), first, filled, states
 
     def enter_paths(
         self, _buffers: StepBuffers, _paths: PendingPaths, _lengths: Tensor, _shape: PathShape
     ) -> None:
-        """Nothing here runs behind the host's back."""
+        """Raise `internal`: no work of a CPU runs asynchronously."""
         raise HearthError("internal", "paths are entered by the host")
 
     def feed_entries(
@@ -304,7 +304,7 @@ class CpuStepOps:
         gather_rows(flat, rows, out.view((*shape, size)).reshape(1, -1, size))
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
-        """Embeds the newest token of each row."""
+        """Feed the newest token of each row."""
         views = self._decodes.get((buffers, rows))
         if views is None:
             views = self._decodes[buffers, rows] = DecodeViews.of(buffers, rows)

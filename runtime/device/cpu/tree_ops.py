@@ -12,7 +12,7 @@ from hearth.runtime.tensors.tensor import Tensor
 
 
 class CpuTreeOps:
-    """Builds token trees and the steps around them with NumPy on the calling thread."""
+    """Ops that build token trees and the steps around them with NumPy on the calling thread."""
 
     def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
         """Copy trees [rows, width]."""
@@ -67,7 +67,7 @@ class CpuTreeOps:
     def finish_proposal(
         self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
-        """Plant the best `width` entries; node 0 alone where a row is not speculating."""
+        """Make trees of the best `width` entries; node 0 alone where a row is not speculating."""
         rows = len(speculating)
         found = token_trees.finish_proposal(
             _arrays(proposal, rows), np.array(speculating, np.bool_), width

@@ -20,16 +20,16 @@ _HEADER = re.compile(r'^#include "([\w/]+\.cuh)"\n', re.MULTILINE)
 
 
 class KernelAttribute(str):
-    """What a kernel is declared with, which only the preprocessor can put there."""
+    """Attribute of a kernel's declaration, set by the preprocessor alone."""
 
     __slots__ = ()
 
 
 class KernelConfig(Protocol):
-    """What a kernel is compiled for: a named tuple of numbers and further such tuples."""
+    """Constants that a kernel is compiled for: a named tuple of numbers and further such tuples."""
 
     def _asdict(self) -> dict[str, Any]:
-        """Its fields by name."""
+        """Return the fields by name."""
 
 
 def config_source(config: KernelConfig) -> str:
@@ -96,7 +96,7 @@ def compiler_version(api: Any) -> str:
 
 
 def _of_bindings() -> Need:
-    """What brings a compiler of the installed bindings' CUDA."""
+    """Return the extra that installs a compiler for the CUDA of the installed bindings."""
     try:
         major = version("cuda-bindings").partition(".")[0]
     except PackageNotFoundError:
@@ -117,7 +117,7 @@ class KernelCompiler:
         self._architecture = architecture
         self._folder = folder
         self.compiled = 0
-        """How many kernels were not found in the cache."""
+        """Number of kernels that were not found in the cache."""
 
     def architectures(self) -> frozenset[str]:
         """The architectures that this NVRTC knows."""
@@ -139,7 +139,7 @@ class KernelCompiler:
         return cubin
 
     def has(self, name: str, source: str, options: Sequence[str]) -> bool:
-        """Whether `compile` would find this one, which may be damaged all the same."""
+        """Return True if the cache has a file for the kernel, damaged or not."""
         return self._path(name, source, self._options(options)).exists()
 
     def _options(self, options: Sequence[str]) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class KernelCompiler:
 
 
 def read_entry(path: Path) -> bytes | None:
-    """What `write_entry` put there; None where there is nothing, or not all of it."""
+    """Read an entry of `write_entry`; None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -13,7 +13,7 @@ FIRST_WITH_DEPENDENTS = (9, 0)
 
 
 class DeviceProperties(NamedTuple):
-    """What a GPU is; `compute_capability` as (major, minor); an integrated one has no memory."""
+    """Properties of a GPU; `compute_capability` is (major, minor), `integrated`: in host memory."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -33,7 +33,7 @@ class CudaContext:
     def __init__(self, driver: CudaDriver, ordinal: int = 0) -> None:
         self.driver = driver
         self.open_events: set[Callable[[], None]] = set()
-        """What closes each event that is not closed."""
+        """Callables that destroy the events that are still open."""
         driver.call("cuInit", 0)
         devices = driver.call("cuDeviceGetCount")
         if not 0 <= ordinal < devices:
@@ -49,10 +49,10 @@ class CudaContext:
 
     @property
     def takes_dependents(self) -> bool:
-        """Whether a kernel may be launched to begin before the one before it has ended.
+        """True if programmatic dependent launch is available, in captured graphs as well.
 
-        In a captured graph as well, which drivers before that of CUDA 12.3 have not; there kernels
-        begin one behind the other's end.
+        Drivers before that of CUDA 12.3 lack the latter; there each kernel begins behind its
+        predecessor's end.
         """
         known = self.properties.compute_capability >= FIRST_WITH_DEPENDENTS
         return known and self.driver.call("cuDriverGetVersion") >= _FIRST_DRIVER_WITH_DEPENDENTS
@@ -74,7 +74,7 @@ class CudaContext:
         return None if self.properties.integrated else self.memory()[0]
 
     def close_events(self) -> None:
-        """Give back every event that nobody closed."""
+        """Destroy every event that is still open."""
         with ExitStack() as closing:
             for close in self.open_events:
                 closing.callback(close)
@@ -86,7 +86,7 @@ class CudaContext:
             self.driver.call("cuDevicePrimaryCtxRelease", self._device)
 
     def attribute(self, name: str) -> int:
-        """A number that the driver knows of the GPU, `CU_DEVICE_ATTRIBUTE_` left out of `name`."""
+        """Return an attribute of the GPU; `name` is without `CU_DEVICE_ATTRIBUTE_`."""
         key = getattr(self.driver.api.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(self.driver.call("cuDeviceGetAttribute", key, self._device))
 

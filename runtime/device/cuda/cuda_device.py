@@ -44,7 +44,7 @@ class RotaryArguments(ctypes.Structure):
 
 
 class CudaImageOps:
-    """Copies embeddings to where a step reads them, and fills rotary tables by a kernel."""
+    """Ops that copy embeddings to a step's inputs, and fill rotary tables by a kernel."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing) -> None:
         self._library, self._memory, self._ring = library, memory, ring
@@ -135,12 +135,12 @@ class CudaDevice:
 
     @cached_property
     def image_ops(self) -> CudaImageOps:
-        """What images need, made when it is first asked for: it takes pinned memory."""
+        """Ops for images, made on first use as they take pinned memory."""
         return CudaImageOps(self.library, self.memory, self.ring)
 
     @property
     def properties(self) -> DeviceProperties:
-        """What the GPU is."""
+        """Properties of the GPU."""
         return self.context.properties
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
@@ -220,7 +220,7 @@ class CudaDevice:
         return GraphCapture(self.context, self.stream)
 
     def record(self, work: Callable[[], None]) -> CudaGraph:
-        """What `work` queues as a graph; what it loads the first time must not be captured."""
+        """Capture what `work` queues as a graph, after one run: loading cannot be captured."""
         work()
         self.stream.synchronize()
         with self.capture() as capture:

@@ -27,7 +27,7 @@ def load_driver_api() -> Any:
 
 
 def error_code(status: int) -> Code:
-    """The code that stands for a `CUresult` other than success."""
+    """Return the error code for a `CUresult` other than success."""
     if status == _OUT_OF_MEMORY:
         return "out_of_memory"
     if status in _NO_DEVICE:
@@ -65,7 +65,7 @@ class CudaDriver:
         return tuple(values) if values else None
 
     def failure(self, name: str, status: Any) -> HearthError:
-        """The error that stands for `status`, a result of call `name`."""
+        """Make the error for `status`, the result of call `name`."""
         code = error_code(int(status))
         hint = f": {_NO_DRIVER}" if code == "engine_incompatible" else ""
         return HearthError(code, f"{name} failed: {self._text(status)}{hint}")

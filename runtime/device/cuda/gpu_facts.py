@@ -13,10 +13,10 @@ _KERNEL = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry empty
 
 
 class GpuFacts(NamedTuple):
-    """What the shape of kernels follows from; shared memory in bytes.
+    """Limits of a GPU that set the shapes of kernels; shared memory in bytes.
 
     `shared_per_block` is the most that a block may ask for, static memory included, and
-    `largest_cluster` how many such blocks can be one cluster, 1 where there are none.
+    `largest_cluster` the number of such blocks in the largest cluster, 1 without clusters.
     """
 
     capability: tuple[int, int]
@@ -27,7 +27,7 @@ class GpuFacts(NamedTuple):
 
     @classmethod
     def of(cls, context: CudaContext) -> "GpuFacts":
-        """Those of a context's GPU."""
+        """Read the limits of a context's GPU."""
         shared = context.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
         return cls(
             context.properties.compute_capability,
@@ -39,15 +39,15 @@ class GpuFacts(NamedTuple):
 
     @property
     def dependent(self) -> bool:
-        """Whether a kernel can begin before the one before it has ended."""
+        """True if the GPU has programmatic dependent launch."""
         return self.capability >= FIRST_WITH_DEPENDENTS
 
 
 def largest_cluster(context: CudaContext, shared_bytes: int) -> int:
-    """How many blocks, 8 at the most, of `shared_bytes` each the GPU can run as one cluster.
+    """Return the size of the largest cluster, up to 8 blocks of `shared_bytes` each.
 
-    1 where it runs no clusters: before compute capability 9.0, and where what there is of the GPU
-    (a part of it, or a share) has no multiprocessors for one side by side.
+    1 without clusters: before compute capability 9.0, and on a MIG slice or share of a GPU that
+    has no adjacent multiprocessors for one.
     """
     if context.properties.compute_capability < _FIRST:
         return 1

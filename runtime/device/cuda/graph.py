@@ -27,7 +27,7 @@ class CudaGraph:
 
     @property
     def nodes(self) -> int:
-        """How many kernels, copies and other nodes were captured."""
+        """Number of captured nodes: kernels, copies and others."""
         _, count = self._driver.call("cuGraphGetNodes", self._graph, 0)
         return int(count)
 
@@ -41,7 +41,7 @@ class CudaGraph:
 
 
 class GraphCapture:
-    """Captures what the block queues on `stream`; `graph` is there when the block has ended.
+    """Capture of what the block queues on `stream`; `graph` is there when the block has ended.
 
     Work of other threads is not concerned. Where something cannot be captured the block ends in
     `executor_failed`, and the stream can be used as before.
@@ -74,7 +74,7 @@ class GraphCapture:
 
     @property
     def graph(self) -> CudaGraph:
-        """What was captured; raises `internal` before the block has ended."""
+        """Graph that was captured; raises `internal` before the block has ended."""
         if self._graph is None:
             raise HearthError("internal", "nothing was captured")
         return self._graph

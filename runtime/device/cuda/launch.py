@@ -16,7 +16,7 @@ def launch_config(
     shared_bytes: int = 0,
     attributes: Sequence[Any] = (),
 ) -> Any:
-    """How a kernel is launched: over a grid of blocks of `block` threads, on the null stream."""
+    """Make a launch configuration: a grid of blocks of `block` threads, on the null stream."""
     config = driver.api.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
@@ -116,7 +116,7 @@ class Launch(NamedTuple):
 
 
 class PackedStep:
-    """Launches one behind the other, whose arguments hold still."""
+    """Launches one behind the other, whose arguments do not change."""
 
     def __init__(
         self, context: CudaContext, launches: Sequence[Launch], configs: Sequence[Any]
@@ -133,7 +133,7 @@ class PackedStep:
         self._configs = list({id(config): config for config in configs}.values())
 
     def queue(self, stream: CudaStream) -> None:
-        """Queue all of them; raises what CUDA says, naming the launch."""
+        """Queue all launches; raises what CUDA says, naming the launch."""
         for config in self._configs:
             config.hStream = stream.native
         launch = self._launch
@@ -149,7 +149,7 @@ class PackedStep:
 
 
 class Launcher:
-    """Packs launches into steps.
+    """Packer of launches into steps.
 
     With `dependent` each launch may begin before the one before it has ended: its kernel itself
     waits (`griddepcontrol.wait`) before it reads what that one writes. A driver that cannot capture
@@ -161,7 +161,7 @@ class Launcher:
         self._dependent = dependent and context.takes_dependents
 
     def pack(self, launches: Sequence[Launch]) -> PackedStep:
-        """What can be queued as often as one likes; it keeps the structures of the arguments."""
+        """Pack launches for repeated queueing; the step keeps their argument structures alive."""
         shapes = [(one.grid, one.block, one.shared_bytes, one.apart) for one in launches]
         configs = {one: self._config(*one[:3], apart=one[3]) for one in dict.fromkeys(shapes)}
         return PackedStep(self._context, launches, [configs[shape] for shape in shapes])

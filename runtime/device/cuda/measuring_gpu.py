@@ -39,17 +39,17 @@ class MeasuringGpu(MeasuringDevice):
         return self._memory.zeros(name, shape, dtype)
 
     def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:
-        """That of a GPU."""
+        """Measure the cache storage of a GPU."""
         none = self._inert
         return CudaCacheStorage(none, self._memory, none, buffers, heads=heads, head_dim=head_dim)
 
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
-        """That of a GPU."""
+        """Measure the sampler of a GPU."""
         return CudaBatchSampler(self._inert, self._memory, self._inert, buffers)
 
 
 class _CountedMemory(CudaMemory):
-    """Arenas of a GPU that tell `count` of each tensor, and take nothing."""
+    """Arenas of a GPU that report each tensor to `count`, and allocate nothing."""
 
     def __init__(self, context: Any, count: Callable[[str, int], None]) -> None:
         self._taken = 0

@@ -88,7 +88,7 @@ class _Feed:
 
     @cached_property
     def found(self) -> KernelLaunch:
-        """The launch that writes entries there."""
+        """Launch that writes the entries of paths behind those that were put."""
         found = FoundArguments(self.entered.token_ids)
         return self._library.prepare("step/steps", "enter_paths", self._options, _THREADS, (found,))
 
@@ -112,7 +112,7 @@ class _Feed:
 
 
 class CudaStepOps:
-    """Fills step inputs with one kernel an op, prepared once for each set of step buffers."""
+    """Ops that fill step inputs, one kernel each, prepared once for each set of step buffers."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing) -> None:
         self._library = library
@@ -129,7 +129,7 @@ class CudaStepOps:
         lengths: Sequence[int],
         first: Sequence[int] | None = None,
     ) -> None:
-        """Embeds [B, S], positions from `first` or the start on, and the last token of each row."""
+        """Feed embeddings [B, S], positions from `first` or the start on, and rows' last tokens."""
         feed = self._feed(buffers)
         rows, steps = token_ids.shape
         self._check(feed, buffers, rows, steps)
@@ -151,7 +151,7 @@ class CudaStepOps:
         *,
         filled: Sequence[int],
     ) -> None:
-        """Upload all of it to where the kernel reads it."""
+        """Upload the entries to the kernel's arguments."""
         feed = self._feed(buffers)
         self._check(feed, buffers, len(token_ids), len(token_ids[0]))
         words = [token for row in token_ids for token in row]
@@ -192,7 +192,7 @@ class CudaStepOps:
         feed.entries(source, out, buffers.lengths, grown).launch(shape[0] * shape[1])
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
-        """Embeds the newest token of each row."""
+        """Feed the newest token of each row."""
         feed = self._feed(buffers)
         if rows > buffers.lengths.shape[0]:
             raise HearthError("internal", f"{rows} rows exceed a step's buffers")

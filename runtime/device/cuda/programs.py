@@ -30,25 +30,25 @@ class KernelRequest(NamedTuple):
 
     @property
     def program(self) -> Program:
-        """What is compiled for it."""
+        """Program to compile for the kernel."""
         return Program(self.file, self.config)
 
 
 class Kernels(Protocol):
-    """Where launches get their kernels from."""
+    """Source of the kernels of launches."""
 
     def kernel(self, file: str, name: str, config: KernelConfig, shared_bytes: int = 0) -> Any:
         """Kernel `name` of `{file}.cu`, which may be launched with so much shared memory."""
 
 
 class WantedKernels:
-    """Takes down which kernels launches would use; what it hands out cannot be launched."""
+    """Recorder of the kernels that launches would use; its kernels cannot be launched."""
 
     def __init__(self) -> None:
         self.requests: dict[KernelRequest, None] = {}
 
     def kernel(self, file: str, name: str, config: KernelConfig, shared_bytes: int = 0) -> Any:
-        """Nothing; the request is kept."""
+        """Keep the request; returns None."""
         self.requests[KernelRequest(file, name, config, shared_bytes)] = None
 
 
@@ -102,7 +102,7 @@ class Programs:
             self._kernel(request)
 
     def close(self) -> None:
-        """Unload all of it."""
+        """Unload all kernels."""
         self._kernels.clear()
         self._shared.clear()
         with ExitStack() as closing:

@@ -44,7 +44,7 @@ class SampleRing:
     def __init__(self, context: CudaContext, memory: CudaMemory, rows: int, slots: int = 4) -> None:
         results = memory.pinned_zeros("samples", (slots, rows), RESULT)
         self.address = results.address
-        """Of the first slot; the others follow it."""
+        """Address of the first slot; the others follow."""
         self._slots = [
             SampleSlot(context, results.address + slot.nbytes * number, slot)
             for number, slot in enumerate(results.array)
@@ -52,7 +52,7 @@ class SampleRing:
         self._turn = 0
 
     def take(self) -> SampleSlot:
-        """The next slot; results that nobody read from it are lost."""
+        """Take the next slot; unread results in it are lost."""
         slot = self._slots[self._turn]
         self._turn = (self._turn + 1) % len(self._slots)
         slot.uses += 1

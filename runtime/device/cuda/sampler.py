@@ -35,13 +35,13 @@ from hearth.runtime.tensors.tensor import Tensor
 _WORDS, _LIVE = 4, 8
 
 Draw = Callable[[SampleSlot, int], CudaPendingSamples]
-"""Queues what follows the scan of so many rows, whose results are in the slot."""
+"""Call that queues the work behind the scan of so many rows, whose results are in the slot."""
 
 
 class CudaRecordedPicks:
-    """Scans as part of a recording, and what rows draw behind it.
+    """Scans as part of captured steps, and the draws of rows behind them.
 
-    A launch cannot be told its slot of results, so host and device take turns alike.
+    A captured launch has no argument for its slot of results: host and device count slots alike.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ _PIECE = 1 << 14
 
 
 class RowTables:
-    """What the sampler knows of every token, per row: counts and bias.
+    """Tables of the sampler per row and token: counts and bias.
 
     Bytes of device memory: 8 for each row and token, rounded up to 16 a row and table.
     """
@@ -195,7 +195,7 @@ class TokenMoves(ctypes.Structure):
 
 
 class CudaBatchSampler:
-    """Picks tokens on the device: one launch for greedy rows, a second where a row draws.
+    """Sampler on the device: one launch for greedy rows, a second if a row draws.
 
     Top-k, top-p and the likeliest tokens take a third. Nothing here waits for the device; results
     are read by `CudaPendingSamples` and `CudaPendingPaths`.
@@ -247,7 +247,7 @@ class CudaBatchSampler:
         self._take(settings)
 
     def sample(self, rows: int, first: int = 0, picked: int | None = None) -> CudaPendingSamples:
-        """Queue the picks of the first `picked` rows from place `first` on; check the others."""
+        """Queue sampling of the first `picked` rows from place `first` on; check the others."""
         picked = rows if picked is None else picked
         if not (0 <= picked <= rows and 0 <= first <= len(self._rows) - rows):
             raise HearthError("internal", f"cannot sample {rows} rows from place {first} on")
@@ -325,7 +325,7 @@ class CudaBatchSampler:
             scan=(self._scan, self._blocks),
             draw=self._draw_recorded,
         )
-        """The picks of a decode step as part of what is recorded."""
+        """Sampling of a decode step as part of its capture."""
         self._moves = TokenMoves()
         tokens = ctypes.c_uint64(buffers.next_tokens.address)
         self._move_tokens = library.prepare(

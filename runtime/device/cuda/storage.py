@@ -86,7 +86,7 @@ class PagesArguments(ctypes.Structure):
 
 
 class PageCopies:
-    """Copies between rows and pages, all buffers in one launch."""
+    """Launches that copy between rows and pages, all buffers in one."""
 
     def __init__(self, library: KernelLibrary, unit: str, rows: RowsArguments) -> None:
         self._rows, self._pages = rows, PagesArguments()
@@ -119,7 +119,7 @@ class PathArguments(ctypes.Structure):
 
 
 class PathCommit:
-    """Moves the slots of accepted nodes, all buffers in one launch."""
+    """Launch that moves the slots of accepted nodes in all buffers."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class PathCommit:
 
 
 def check_path(nodes: NDArray[np.int32], starts: Sequence[int], slots: int) -> bool:
-    """Whether any of `nodes` [rows, n] moves; raises `internal` unless they ascend and fit."""
+    """Return True if any of `nodes` [rows, n] moves; `internal` unless they ascend and fit."""
     rows, count = nodes.shape
     if len(starts) != rows:
         raise HearthError("internal", f"{rows} paths have {len(starts)} starts")

@@ -11,7 +11,7 @@ class CudaEvent:
     """A point in a stream; `timing` events can be subtracted.
 
     A thread that waits sleeps: it is a step ahead of the device, and a processor that spins
-    would be missed by whatever else the machine runs. An event that nobody closes is given back
+    would be missed by whatever else the machine runs. An event that is never closed is destroyed
     with its context.
     """
 
@@ -29,29 +29,29 @@ class CudaEvent:
         self._open.add(self.close)
 
     def record(self, stream: "CudaStream") -> None:
-        """Mark what was queued on `stream` so far."""
+        """Record the event behind all work queued on `stream` so far."""
         (status,) = self._record(self.native, stream.native)
         if status:
             raise self._driver.failure("cuEventRecord", status)
 
     def query(self) -> bool:
-        """Whether everything before the mark has ended; raises what the work raised."""
+        """Return True if everything before the event has ended; raises what the work raised."""
         (status,) = self._query(self.native)
         if status and int(status) != _NOT_READY:
             raise self._driver.failure("cuEventQuery", status)
         return not status
 
     def wait(self) -> None:
-        """Return when everything before the mark has ended; raises what the work raised."""
+        """Return when everything before the event has ended; raises what the work raised."""
         (status,) = self._wait(self.native)
         if status:
             raise self._driver.failure("cuEventSynchronize", status)
 
     def wait_from(self, expected: float) -> bool:
-        """`wait`, by looking again and again from the expected time on, of the monotonic clock.
+        """Poll the event from the expected time on, in seconds of the monotonic clock.
 
-        Tells whether the mark was still ahead then. For what the device waits for in turn: a
-        thread that sleeps is woken 40 us late (H200).
+        Returns True if the event was still ahead then. Meant for waits that the device waits for
+        in turn: a thread that sleeps is woken 40 us late (H200).
         """
         early = expected - _EARLY_S - time.monotonic()
         if early > 0:
@@ -126,9 +126,9 @@ class CudaStream:
 
 
 class CudaSpan:
-    """What is queued on a stream between two timing events.
+    """Span of a stream's work between two timing events.
 
-    They are given back when its `seconds` are known.
+    The events are destroyed once `seconds` is known.
     """
 
     def __init__(self, context: CudaContext, stream: CudaStream) -> None:
@@ -139,12 +139,12 @@ class CudaSpan:
         self._first.record(stream)
 
     def end(self) -> None:
-        """Nothing that is queued from now on belongs to it."""
+        """End the span: work that is queued from now on is not part of it."""
         self._last.record(self._stream)
 
     @property
     def seconds(self) -> float | None:
-        """How long the GPU took for it; None where that has not ended."""
+        """Seconds that the GPU took for the span; None until its end."""
         if self._seconds is None and self._last.query():
             self._seconds = self._last.elapsed_ms(self._first) / 1e3
             self._first.close()

@@ -276,7 +276,7 @@ _INT = np.dtype(np.int32)
 
 
 class CudaTreeOps:
-    """Builds token trees with one kernel an op; prepared once for each set of buffers."""
+    """Ops that build token trees, one kernel each, prepared once for each set of buffers."""
 
     def __init__(self, library: KernelLibrary, memory: CudaMemory, ring: UploadRing) -> None:
         self._library, self._memory, self._ring = library, memory, ring

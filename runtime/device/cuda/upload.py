@@ -64,7 +64,7 @@ def bulk_upload(
             while filling:
                 send()
             stream.synchronize()
-        # One by one: the first that fails is what is told.
+        # One by one: the first failure is raised.
         for event in events:
             event.close()
         memory.close()
@@ -84,7 +84,7 @@ _BYTES = np.dtype(np.uint8)
 
 
 class UploadRing:
-    """Copies host arrays to the device through pinned slots.
+    """Pinned slots through which host arrays are copied to the device.
 
     `upload` returns when the array was read; it waits for the device only when all `slots` of
     `slot_bytes` are still being copied.
@@ -106,7 +106,7 @@ class UploadRing:
         self._slot_bytes = slot_bytes
         self._turn = 0
         self.waits = 0
-        """How often an upload had to wait for the device."""
+        """Number of uploads that had to wait for the device."""
 
     def upload(self, target: int, array: NDArray[Any]) -> None:
         """Copy `array` to the device address `target`, in the stream's order."""
@@ -124,7 +124,7 @@ class UploadRing:
         try:
             event.record(self._stream)
         except HearthError:
-            # Without a mark nobody would wait before the slot is written again.
+            # Without an event the slot could be overwritten before the copy has read it.
             with suppress(HearthError):
                 self._stream.synchronize()
             raise

@@ -55,7 +55,7 @@ class _PathSlot:
 
 
 class RoundPace:
-    """When rounds end, in seconds from when all of one was queued."""
+    """Estimate of the end of a round, in seconds from when all of it was queued."""
 
     def __init__(self) -> None:
         self.expected = 0.0
@@ -63,7 +63,7 @@ class RoundPace:
         self._newest = math.inf
 
     def record(self, took: float, *, ahead: bool) -> None:
-        """A round took so long; not `ahead`, it was over already, perhaps for long."""
+        """Record the time of a round; not `ahead`: it had ended before the host looked."""
         self.expected = min(took, self._newest) if ahead else 0.0
         self._newest = took if ahead else math.inf
 
@@ -84,7 +84,7 @@ class CudaPendingPaths:
 
     @property
     def where(self) -> tuple[int, int, int, int]:
-        """Where the walks leave paths and tokens, the bytes between two of these, most nodes."""
+        """Addresses of the walks' paths and tokens, the bytes between two of these, most nodes."""
         return self._slot.where
 
     def result(self) -> list[AcceptedPath | None]:
@@ -116,9 +116,9 @@ class CudaPendingPaths:
 
 
 class TreeWalks:
-    """Walks the trees of all rows.
+    """Launches of the walks through the trees of all rows.
 
-    Tokens are picked for all nodes, by all blocks, and a last launch follows them. Where all rows
+    Tokens are sampled for all nodes, by all blocks, and a last launch follows them. Where all rows
     are plainly greedy, the scan of the nodes follows them as well. Trees of so many nodes that
     this takes longer are walked by one block a row, in one launch.
     """
@@ -207,7 +207,7 @@ class TreeWalks:
         return CudaPendingPaths(slot, self._stream, wanted, self._pace)
 
     def _wins(self, nodes: int, blocks: int, *, greedy: bool) -> bool:
-        """Whether picking for all nodes takes less time than walking one after the other."""
+        """Return True if sampling all nodes at once takes less time than walking node by node."""
         if greedy:
             return min(nodes, nodes * blocks // _RESIDENT) <= self._multiprocessors
         return nodes * self._vocab_size <= _MOST_LOGITS * self._multiprocessors

@@ -58,7 +58,7 @@ def row_biases(params: RequestOptions) -> tuple[NDArray[np.int32], NDArray[np.fl
 
 
 def is_greedy(settings: SettingsRow) -> bool:
-    """Whether an argmax over the raw logits is all that the row asks for."""
+    """Return True if the row needs no more than an argmax over its raw logits."""
     return settings[2] == 0 and settings[8] < 0 and not settings[-1]
 
 
@@ -67,7 +67,7 @@ UNIT = 128
 """Ids that a warp takes at a time."""
 SPOTS = 64
 """Spots (rows or nodes) that one launch serves."""
-# Blocks that a multiprocessor has room for, and tokens that a block can count.
+# Blocks that fit a multiprocessor, and tokens that a block can count.
 _RESIDENT, _MOST_COUNTED = 2, 1 << 18
 _BINS = _LISTED = 2048
 # `Work` of csrc/sampling/wide.cuh.
@@ -93,14 +93,14 @@ class WideArguments(ctypes.Structure):
 
 
 class Stages:
-    """Which launches rows with these settings need beside that which finds the highest score."""
+    """Launches that rows with these settings need beside the one that finds the highest score."""
 
     def __init__(self, rows: list[SettingsRow]) -> None:
         self._stages = [_stage(row) for row in rows]
         self._reports = [row[8] >= 0 for row in rows]
 
     def of(self, first: int, end: int) -> tuple[int, int]:
-        """How many of `weigh` and `pick` rows `first` to `end` need, and for how many jobs."""
+        """Return how many of `weigh` and `pick` rows `first` to `end` need, and their jobs."""
         return max(self._stages[first:end], default=0), 1 + any(self._reports[first:end])
 
 
@@ -112,7 +112,7 @@ def _stage(row: SettingsRow) -> int:
 
 
 class WideDraws:
-    """Draws and log probabilities over the whole GPU.
+    """Launches of draws and log probabilities over the whole GPU.
 
     What is summed are integers, and the weights of a unit are summed by themselves, so tokens do
     not depend on the number of blocks.
