@@ -18,10 +18,10 @@ EngineConfig = LLMEngineRunnerConfig | VisionConfig
 
 
 class Initializers:
-    """What a graph reads from outside of it, for as long as its engine lives.
+    """External initializers of a graph, kept for the life of its engine.
 
-    `files` are mapped, by the names under which the graph knows them; `arrays` take the place of
-    single tensors of these. `held` is what a library made of them, which it does not hold itself.
+    `files` are mapped, by the names that the graph has for them; `arrays` replace single tensors
+    of these. `held` keeps alive the objects that a library made of them and does not own.
     """
 
     def __init__(self, files: Mapping[str, mmap.mmap], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -36,10 +36,10 @@ class Initializers:
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine uses the processor: `threads` 0 means all physical cores.
+    """Options of an engine: `threads` of the processor, 0 for all physical cores.
 
     With `ranks_alone` a draft need not turn logits into log probabilities: their order is all that
-    is read of them. `told` hears how kernels are compiled.
+    is read of them. `told` is called with the progress of compiling kernels.
     """
 
     threads: int = 0
@@ -49,7 +49,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IOTensor(NamedTuple):
-    """What an engine says of one of its bindings; symbolic sizes are strings or None."""
+    """Binding of an engine as it declares it; symbolic sizes are strings or None."""
 
     name: str
     direction: Direction
@@ -77,15 +77,15 @@ class CapturedRun(Protocol):
 
 
 class SelfContained:
-    """What an engine has whose library allocates scratch memory itself and has no profiles."""
+    """Base of engines whose library allocates its own scratch memory and has no profiles."""
 
     required_context_memory = 0
 
     def set_context_memory(self, memory: Tensor) -> None:
-        """Nothing of `memory` is used."""
+        """Ignore `memory`."""
 
     def use_profile(self, _profile: int, _stream: Stream, /) -> None:
-        """Nothing to switch: one set of shapes serves every step."""
+        """Do nothing: one set of shapes serves every step."""
 
 
 class Engine(Protocol):

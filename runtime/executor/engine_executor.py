@@ -99,7 +99,7 @@ class _PreparedStep(NamedTuple):
 
 
 class EngineExecutor:
-    """Binds, runs and captures one engine; knows no model, phase or feature.
+    """Executor that binds, runs and captures one engine; it knows no model, phase or feature.
 
     `prepare` fixes the step that `execute` and `capture_graph` mean. Graphs are kept for as many
     sets of addresses as `address_sets` says, the newest.
@@ -222,7 +222,7 @@ class EngineExecutor:
         """Run the prepared step: its captured graph if there is one, else an ordinary run.
 
         An ordinary run also takes the place of a graph that fails, except on a lost device.
-        Tells whether it was the graph.
+        Returns True if it was the graph.
         """
         step, graph, counters = self._current, self._graph, self._graphs.counters
         if step is None:
@@ -248,7 +248,7 @@ class EngineExecutor:
 
     @property
     def snapshot(self) -> BindingSnapshot:
-        """That of the prepared step."""
+        """Snapshot of the prepared step."""
         return self._step().snapshot
 
     def capture_graph(self, stream: Stream) -> None:
@@ -340,7 +340,7 @@ class EngineExecutor:
         raise HearthError("invalid_value", f"the engine has no binding {name}", name)
 
     def follows_steps(self, name: str) -> bool:
-        """Tell whether the shape of a binding is that of a step, so that profiles say it."""
+        """Return True if the shape of a binding follows a step's sizes, as profiles hold it."""
         return self._registry.get(name) is not None
 
     def profile_shape(self, name: str, profile: int, selector: Selector) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ ELEMENT_TYPES = {
 
 DTYPES = {**onnx_engine.DTYPES, "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
 ON_THE_HOST = frozenset({"Shape", "Squeeze", "Unsqueeze", "Cast", "Sub", "Concat"})
-"""What computes with shapes."""
+"""Operators that compute shapes."""
 
 
 def open_session(
@@ -90,13 +90,13 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     # A pattern would be kept for every shape; prefill has hundreds of them.
     made.enable_mem_pattern = False
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    # Products of few rows have kernels of their own, and the first run picks the fastest.
+    # Products of few rows have kernels of their own, and the first run selects the fastest.
     made.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")
     return made
 
 
 def step_error(error: Exception, stream: Stream) -> HearthError:
-    """What a failed step means: `device_lost` when the context has died with it."""
+    """Make the error of a failed step: `device_lost` if the context has died with it."""
     try:
         stream.synchronize()
     except HearthError as lost:
@@ -107,7 +107,7 @@ def step_error(error: Exception, stream: Stream) -> HearthError:
 
 
 def _check_placement(session: ort.InferenceSession) -> None:
-    """Refuse a graph of which a part would run on the CPU, and slowly, without a word."""
+    """Refuse a graph of which a part would run on the CPU, slowly and unreported."""
     if CUDA_PROVIDER not in session.get_providers():
         raise HearthError(
             "engine_incompatible",

@@ -39,7 +39,7 @@ def _core_of(topology: Path, cpu: int) -> str:
     try:
         return siblings.read_text().strip()
     except OSError:
-        # No topology is told (some containers): every logical processor counts as a core.
+        # Some containers report no topology: every logical processor counts as a core.
         return str(cpu)
 
 
@@ -190,14 +190,14 @@ def _shared(array: NDArray[Any]) -> ort.OrtValue:
 
 
 def step_error(error: Exception, who: str) -> HearthError:
-    """What a failed step means."""
+    """Make the error of a failed step."""
     if _is_out_of_memory(error):
         return HearthError("out_of_memory", f"{who} no memory for the scratch of a step")
     return HearthError("executor_failed", "the engine failed in a step")
 
 
 def load_error(error: Exception, path: Path, where: str) -> HearthError:
-    """What it means that a graph cannot be loaded `where` it is to run."""
+    """Make the error of a graph that cannot be loaded on `where`."""
     if _is_out_of_memory(error):
         return HearthError("out_of_memory", f"{path} does not fit {where}", MODEL_FILE)
     if _OUTSIDE in str(error):

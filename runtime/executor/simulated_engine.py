@@ -107,7 +107,7 @@ class SimulatedEngine(SelfContained):
 
     A prefill step takes `config.prefill_us` microseconds more for each token of every row, with
     the padding.
-    It stands in for a model in benches and fault tests: all bindings of a decoder, no weights.
+    It replaces a model in benches and fault tests: all bindings of a decoder, no weights.
     """
 
     def __init__(self, config: LLMEngineRunnerConfig, registry: TensorRegistry) -> None:
@@ -139,7 +139,7 @@ class SimulatedEngine(SelfContained):
         return SimulatedRun(self._config, arrays, arrays.get(self._adapter), seconds)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class SimulatedRun:
@@ -180,4 +180,4 @@ class SimulatedRun:
             time.sleep(remaining)
 
     def close(self) -> None:
-        """Nothing is held besides the caller's arrays."""
+        """Do nothing: the arrays are the caller's."""

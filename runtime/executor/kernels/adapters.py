@@ -1,4 +1,4 @@
-"""What adapters add to products."""
+"""Arguments and launches of the low-rank part of products."""
 
 import ctypes
 from math import ceil
@@ -10,21 +10,21 @@ from hearth.runtime.device.cuda.programs import Kernels
 from hearth.runtime.executor.kernels.product_tiles import NarrowTiles
 
 RANK_STEP = 16
-"""Slots have room for a multiple of so many ranks, which one instruction multiplies."""
+"""Ranks that one instruction multiplies; the rank of a slot is padded to a multiple."""
 _TOKENS = 8
-# Of sixteen ranks of A and 64 inputs.
+# A stage has sixteen ranks of A and 64 inputs.
 _STAGE_BYTES = 2048
 _WARPS = 8
-# Where a product has room for fewer its blocks get more shared memory.
+# Blocks of a product get more shared memory where fewer would fit.
 _LEAST_STAGES = 6
 
 
 class Adapter(NamedTuple):
-    """What an adapter adds to a product, x A B: device addresses, and sizes in elements.
+    """Low-rank part of a product, x A B: device addresses, and sizes in elements.
 
     Both lie transposed. A [width, inputs] has `most` rows, a multiple of RANK_STEP, for each matrix
     of the product, of which the first `rank` (int32, read on the device) are there; B [rows of all
-    matrices, most]. `shrunk` gets x A, float32 [tokens, width], where a launch of its own finds it.
+    matrices, most]. `shrunk` gets x A, float32 [tokens, width], if a launch of its own computes it.
     """
 
     a: int
@@ -36,9 +36,9 @@ class Adapter(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Where blocks of a product tell x A to the others: at `place`, float32 [tokens, width].
+    """Buffers of x A between blocks of a product: `place`, float32 [tokens, width].
 
-    The next product has it at `cleared`, of whose `numbers` none is told then.
+    The next product uses `cleared`, whose `numbers` elements this one resets to the empty marker.
     """
 
     place: int
@@ -47,7 +47,7 @@ class Told(NamedTuple):
 
 
 class SharedOut(NamedTuple):
-    """How many `blocks` multiply by A, stages that they ask for ahead, shared memory of a block."""
+    """Number of `blocks` that multiply by A, stages that they prefetch, bytes of a block."""
 
     blocks: int
     stages: int
@@ -61,7 +61,10 @@ class AddedArguments(ctypes.Structure):
 
 
 def added_arguments(adapter: Adapter, told: Told | None, blocks: int) -> AddedArguments:
-    """What a product needs of an adapter; x A comes from `blocks` of itself, or from before."""
+    """Make the adapter's arguments of a product.
+
+    x A comes from `blocks` of the product itself through `mailbox`, or from an earlier launch.
+    """
     place, cleared, numbers = told or (adapter.shrunk, 0, 0)
     given = (adapter.a, adapter.b, adapter.rank)
     return AddedArguments(place, *given, cleared, adapter.width, adapter.most, numbers, blocks)
@@ -89,7 +92,7 @@ class Shrink:
         self._functions: dict[int, Any] = {}
 
     def launch(self, x: int, adapter: Adapter, inputs: int, tokens: int) -> Launch:
-        """The product of elements x [tokens, inputs] and A."""
+        """Make the launch of the product of elements x [tokens, inputs] and A."""
         if inputs not in self._functions:
             config = ShrinkConfig(self._bfloat, inputs)
             self._functions[inputs] = self._programs.kernel("lora/shrink", "shrink", config)
@@ -101,10 +104,10 @@ class Shrink:
 
 
 class Relay:
-    """Two places where the products of a step, in turns, tell x A: float32 [tokens, width].
+    """Double buffer in which blocks of a step's products pass x A on: float32 [tokens, width].
 
-    What is not told yet is a NaN there (csrc/lora/added.cuh). Each product leaves the other place
-    without a number told; the first one finds it so.
+    An element that is not written yet is a NaN (csrc/lora/added.cuh). Each product resets the
+    other buffer; the first buffer is reset before the step's first product.
     """
 
     def __init__(self) -> None:
@@ -112,16 +115,17 @@ class Relay:
         self._numbers = 0
 
     def use(self, address: int, tokens: int, width: int) -> tuple[int, int]:
-        """Begin a step: both places, one behind the other, are at `address`.
+        """Begin a step: both buffers, one behind the other, are at `address`.
 
-        Where no number may be told at first, and how many; none for more tokens than take part.
+        Returns address and number of elements that must be reset before the first product; both 0
+        for more tokens than the mailbox serves.
         """
         self._numbers = tokens * width if tokens <= _TOKENS else 0
         self._places = [address + 4 * self._numbers, address]
         return (address, self._numbers) if self._numbers else (0, 0)
 
     def next(self) -> Told:
-        """What the next product of a step is given."""
+        """Swap the buffers and return those of the next product of a step."""
         self._places.reverse()
         place, cleared = self._places
         return Told(place, cleared, self._numbers)
@@ -130,9 +134,9 @@ class Relay:
 def shared_out(
     facts: GpuFacts, adapter: Adapter, tiles: NarrowTiles, *, matrices: int, ring: int, blocks: int
 ) -> SharedOut | None:
-    """How blocks of a product multiply by A beside the others; None where it leaves no room.
+    """Plan the blocks of a product that multiply by A beside the others; None if they do not fit.
 
-    They need multiprocessors of their own, so that all blocks of the grid are on the GPU at once:
+    They need multiprocessors of their own, so that all blocks of the grid are resident at once:
     those that the product leaves, or can do without where its blocks take groups in turn. A warp
     has `ring` bytes for weights, and `blocks` of inputs.
     """

@@ -47,7 +47,7 @@ _SCORES = 72
 
 
 class AttentionArguments(ctypes.Structure):
-    """What `attend` and `rotate` are told, in the order of the source."""
+    """Arguments of `attend` and `rotate`, in the order of the source."""
 
     _fields_ = (
         *addresses(
@@ -61,7 +61,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class HeadConfig(NamedTuple):
-    """What `Config` of every kernel of attention has: the heads of a model, and the GPU."""
+    """Members of `Config` common to all attention kernels: the heads of a model, and the GPU."""
 
     bfloat: bool
     dim: int
@@ -123,12 +123,12 @@ class AttentionShape(NamedTuple):
 
 
 class AttentionPlan(NamedTuple):
-    """How the work of a step is cut; none of this touches its numbers.
+    """Partition of a step's attention over blocks and warps; results do not depend on it.
 
     `share` warps have a tile of eight times `halves` query rows together. For each row and KV head
     there are `tiles` times `parts` blocks: a tile's positions are spread over `parts` blocks in
     units, which are splits where there are at most `fine` of them, else spans as far as these are
-    full; there is room for `units`. Blocks of a `whole` step have all positions. Those of one that
+    full; the scratch holds `units`. Blocks of a `whole` step have all positions. Those of one that
     is `fused` rotate too, and there each token of a tree has units of its own from the row's start
     on. In one that is `paired` the last blocks have these, a token a warp. In one that is `lone`
     each token has blocks of its own where it sees few positions, as many as of a tile otherwise. A
@@ -206,7 +206,7 @@ def plan_attention(
 def plan_nodes(
     shape: AttentionShape, seq_len: int, kv_len: int, helpers: int = 1
 ) -> AttentionPlan | None:
-    """How `nodes.cu` cuts a step; None where it is not made for it."""
+    """Plan a step for `nodes.cu`; None if that does not support it."""
     group, dim, spans = shape.group, shape.head_dim, kv_len // (SPLIT * SPAN)
     if group not in _NODE_GROUPS or dim > _WIDEST_BY_TWO or seq_len > SPLIT:
         return None
@@ -272,7 +272,7 @@ class Attention:
         return sum(self._parts_of_scratch(batch, seq_len, kv_len))
 
     def use_scratch(self, address: int) -> None:
-        """Where that memory is, for the launches that are made from now on."""
+        """Set the address of that memory for launches made from now on."""
         self._scratch = address
 
     def ticket_bytes(self, batch: int, seq_len: int, kv_len: int) -> int:
@@ -282,11 +282,11 @@ class Attention:
         return tiles * plan.tokens(self._shape.group) * _TICKET_BYTES
 
     def use_tickets(self, address: int) -> None:
-        """Where the counters are, for the launches that are made from now on."""
+        """Set the address of the counters for launches made from now on."""
         self._tickets = address
 
     def plan(self, batch: int, seq_len: int, kv_len: int) -> AttentionPlan:
-        """How such a step is cut."""
+        """Plan a step of these sizes."""
         return plan_attention(
             self._shape,
             self._multiprocessors,
@@ -297,7 +297,7 @@ class Attention:
         )
 
     def stages(self, mask: int, batch: int, seq_len: int, kv_len: int) -> bool:
-        """Whether such a step can leave its output as the stages of a product have it."""
+        """Return True if the step can write its output in the stage layout of a product."""
         plan = self.plan(batch, seq_len, kv_len)
         halves = self._shape.head_dim % (_HALF_BLOCK * plan.share) == 0
         many = plan.whole and not plan.fused and not plan.nodes

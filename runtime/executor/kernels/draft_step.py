@@ -73,7 +73,7 @@ class DraftPieces:
         *,
         given: bool,
     ) -> tuple[Launch, ...]:
-        """Adds own to x [T, H], which is zero unless it is `given`.
+        """Add own to x [T, H], which is zero unless it is `given`.
 
         inputs [T, 2H] are embeds and x, normed with the two `gains`.
         """
@@ -137,7 +137,7 @@ class DraftStep(DecoderStep):
         self._pieces = DraftPieces(programs, config.dtype)
         self._most_kept = 0
         self.ranks_alone = False
-        """Whether nobody reads more of the logits than their order: they stay as they are."""
+        """True if only the order of the logits is read: they stay logits."""
 
     def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
         """Provide for steps of these shapes, and for none that need more; what they need."""
@@ -159,7 +159,7 @@ class DraftStep(DecoderStep):
         ]
 
     def launches(self, bindings: Sequence[Binding]) -> list[Launch]:
-        """Those of a step with these addresses and shapes."""
+        """Make the launches of a step with these addresses and shapes."""
         config, products, pieces = self._config, self._products, self._pieces
         at = {one.name: one.tensor.address for one in bindings}
         shapes = {one.name: one.shape for one in bindings}

@@ -117,7 +117,7 @@ class KernelsEngine:
         self._step.use_scratch(memory.address)
 
     def use_profile(self, _profile: int, _stream: Stream, /) -> None:
-        """Nothing to switch: launches follow a step's shapes."""
+        """Do nothing: launches follow a step's shapes."""
 
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Queue one step; raises `executor_failed` and `device_lost`."""
@@ -156,7 +156,7 @@ class KernelsEngine:
 
 
 def compiler_threads() -> int:
-    """How many kernels are compiled at a time."""
+    """Return the number of kernels to compile at a time."""
     return min(_MOST_THREADS, physical_cores())
 
 
@@ -270,7 +270,7 @@ def _planned_bindings(
     *,
     adapted: bool,
 ) -> list[Binding]:
-    """Bindings of a step that is only planned: all lie somewhere, which nobody reads."""
+    """Make bindings of a step that is only planned: their addresses are never read."""
     planned = []
     for io in io_tensors:
         spec = registry.get(io.name)

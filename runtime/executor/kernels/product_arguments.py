@@ -1,4 +1,4 @@
-"""What kernels of products are given."""
+"""Arguments of the kernels of products."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _MATRICES = 3
 
 
 class Form(NamedTuple):
-    """How weights are stored; integers have a scale, and a zero point or none, for each `block`."""
+    """Format of stored weights; integers have a scale, and a zero point or none, per `block`."""
 
     kind: Literal["float16", "bfloat16", "int8", "int4"]
     block: int = 0
@@ -20,17 +20,17 @@ class Form(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Those of a weight."""
+        """Bits of a weight."""
         return {"int8": 8, "int4": 4}.get(self.kind, 16)
 
     @property
     def eight_bytes(self) -> int:
-        """What eight rows of 64 weights take in a stage, with their scales and zero points."""
+        """Bytes of eight rows of 64 weights in a stage, with their scales and zero points."""
         return 64 * self.bits + (32 * (1 + self.zeros) if self.block else 0)
 
 
 class ProductConfig(NamedTuple):
-    """What `Config` of every product has: sizes, how weights are stored, what becomes of sums."""
+    """Members of `Config` common to all products: sizes, format of weights, kind of output."""
 
     bfloat: bool
     inputs: int
@@ -98,7 +98,7 @@ class NormArguments(ctypes.Structure):
 
 
 class Selected(NamedTuple):
-    """Which tokens of [rows, seq_len] are taken: `last` is int64 [rows, select_len]."""
+    """Selection of tokens from [rows, seq_len]: `last` is int64 [rows, select_len]."""
 
     last: int = 0
     seq_len: int = 1
@@ -106,7 +106,7 @@ class Selected(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a product reads: elements, or float32 rows that are normed where there is a gain.
+    """Input of a product: elements, or float32 rows that are normed if there is a gain.
 
     Elements that are `staged` lie as csrc/common/staged.cuh says.
     """
@@ -121,7 +121,7 @@ class Inputs(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What becomes of the sums: `kind` is that of csrc/gemm/outputs.cuh.
+    """Output of a product: `kind` is that of csrc/gemm/outputs.cuh.
 
     `staged` activations are written as csrc/common/staged.cuh says.
     """

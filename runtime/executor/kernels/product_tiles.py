@@ -7,7 +7,7 @@ COLUMNS = (8, 16, 32, 64)
 """The numbers of tokens that narrow products are made for."""
 WARPS = 8
 EIGHT_BYTES = 1024
-"""Of eight rows of 64 elements in a stage, weights or activations."""
+"""Bytes of eight rows of 64 elements in a stage, weights or activations."""
 _MOST_HELD = 5
 _MOST_EIGHTS = 6
 _DEEPEST, _DEEP, _SHALLOWEST = 8, 4, 2
@@ -23,11 +23,11 @@ _PART_BYTES = 16 * 32
 
 
 class NarrowTiles(NamedTuple):
-    """How a narrow product is shared out.
+    """Partition of a narrow product over blocks.
 
     A block has `eights` times eight rows at a time and `depth` stages of a ring for each warp;
-    `blocks` take `groups` of these in turn, for each `columns` tokens of a step. `resident` is what
-    the compiler keeps registers for.
+    `blocks` take `groups` of these in turn, for each `columns` tokens of a step. `resident` is the
+    number of blocks a multiprocessor that the compiler keeps registers for.
     """
 
     columns: int
@@ -48,7 +48,7 @@ def most_blocks(inputs: int) -> int:
 
 
 def norms_itself(inputs: int, tokens: int) -> bool:
-    """Whether a product of so many tokens norms its inputs, rather than a launch before it."""
+    """Return True if a product of `tokens` tokens norms its inputs, not a launch before it."""
     return tokens <= COLUMNS[0] and most_blocks(inputs) <= _MOST_HELD
 
 
@@ -72,8 +72,8 @@ def narrow_tiles(
 
     `weight_bytes` are those of eight rows of 64 weights in a stage.
 
-    Each multiprocessor gets its rows in one block where that has room for them. Where blocks come
-    often (dependent launches) a multiprocessor keeps room for those of the next kernel.
+    Each multiprocessor gets its rows in one block if they fit. Where blocks come
+    often (dependent launches) a multiprocessor keeps shared memory for those of the next kernel.
     """
     if columns > COLUMNS[0] and not normed:
         rows = (eights, 2 if paired else 1)
@@ -123,7 +123,7 @@ def narrow_tiles(
 
 
 def _is_heavy(size: int, inputs: int, *, normed: bool, alone: bool) -> bool:
-    """Tell whether a thread needs more registers than two blocks leave it.
+    """Return True if a thread needs more registers than two blocks leave it.
 
     So does one that norms, and one of a block that is `alone` on its multiprocessor, with as many
     rows as there can be.
@@ -207,13 +207,13 @@ def narrow_bytes(
 
 
 def is_rehearsed(facts: GpuFacts, tiles: NarrowTiles, inputs: int) -> bool:
-    """Whether blocks of one token are many, and have asked for all weights when they wait."""
+    """Return True if blocks of one token are many, and prefetch all weights before they wait."""
     asked = tiles.groups == tiles.blocks and tiles.depth >= most_blocks(inputs)
     return facts.dependent and asked and 4 * tiles.groups > 3 * facts.multiprocessors
 
 
 def takes_many(tiles: NarrowTiles) -> bool:
-    """Whether a narrow product reads its tokens so often that a wide one takes less."""
+    """Return True if a narrow product rereads its tokens so often that a wide one is faster."""
     return tiles.columns == COLUMNS[-1] and tiles.groups > tiles.blocks
 
 
@@ -232,10 +232,11 @@ def _budget(facts: GpuFacts, columns: int) -> int:
 
 
 def _padding(facts: GpuFacts, shared_bytes: int, *, repeated: bool, few: bool) -> int:
-    """What takes a block to half of a multiprocessor's shared memory, where two shall not share it.
+    """Return the bytes that pad a block to half of a multiprocessor's shared memory, else 0.
 
-    Blocks have as many groups each: of two on one multiprocessor the others would wait. Those for
-    few tokens and weights of 16 bits would stand where their predecessors have left first.
+    Padding keeps a second block off the multiprocessor. Blocks have as many groups each: of two on
+    one multiprocessor the others would wait. Those for few tokens and weights of 16 bits would be
+    placed where their predecessors have left first.
     """
     whole = facts.shared_per_multiprocessor
     large = few and whole >= _LARGE_SHARED and shared_bytes > whole // 4
@@ -257,7 +258,7 @@ class GroupTiles(NamedTuple):
     """A block's `eights` of rows and `widths` of tokens, eight each, through `depth` stages.
 
     Four warps together have eight of the eights; `shares` of such groups share the inputs, and four
-    more warps fill the stages. A multiprocessor has room for `resident` blocks.
+    more warps fill the stages. `resident` blocks fit a multiprocessor.
     """
 
     eights: int
@@ -268,12 +269,12 @@ class GroupTiles(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Those of a block."""
+        """Threads of a block."""
         return (self.eights // _GROUP * self.shares + 1) * 128
 
     @property
     def shared_bytes(self) -> int:
-        """What stages take, the sums of segments where these are shared, and barriers."""
+        """Bytes of the stages, the sums of segments where these are shared, and barriers."""
         parts = _SEGMENTS * self.area * 4 * 64 if self.shares > 1 else 0
         return self.depth * (self.eights + self.widths) * EIGHT_BYTES + parts + _BARRIER_BYTES
 
@@ -355,22 +356,22 @@ class WideTiles(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Those of a block."""
+        """Threads of a block."""
         return self.eights // 2 // self.tiles * (self.widths // self.share) * 32
 
     @property
     def stage_bytes(self) -> int:
-        """What a stage takes of shared memory."""
+        """Bytes of a stage in shared memory."""
         return self.eights * self.weight_bytes + self.widths * EIGHT_BYTES
 
     @property
     def parts_bytes(self) -> int:
-        """What the sums of a block's segments take where a cluster adds them."""
+        """Bytes of the sums of a block's segments if a cluster adds them."""
         return WARPS // self.split * self.area * 4 * 64 if self.split > 1 else 0
 
     @property
     def shared_bytes(self) -> int:
-        """What the stages take, and the sums of segments."""
+        """Bytes of the stages and the sums of segments."""
         return self.depth * self.stage_bytes + self.parts_bytes
 
     @property
@@ -422,7 +423,7 @@ def wide_tiles(
 
 
 def _fitted(facts: GpuFacts, tiles: WideTiles) -> WideTiles:
-    """The same with room for its stages, of fewer blocks a multiprocessor if need be."""
+    """Fit the stages into shared memory, with fewer blocks a multiprocessor if need be."""
     room = min(facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - RESERVED)
     depth = min(tiles.depth, (room - tiles.parts_bytes) // tiles.stage_bytes)
     if depth <= _WIDE_SHALLOWEST and tiles.resident > 1:

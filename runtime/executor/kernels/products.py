@@ -122,7 +122,7 @@ class Products:
         self._shrink = Shrink(programs, bfloat=self._bfloat)
 
     def scratch_bytes(self, inputs: int, tokens: int) -> int:
-        """What normed inputs of a step take; `use_scratch` says where they are."""
+        """Return the bytes of a step's normed inputs; `use_scratch` sets their address."""
         return 0 if norms_itself(inputs, tokens) else tokens * inputs * 2
 
     def use_scratch(self, address: int, rows: int = 0) -> None:
@@ -130,9 +130,9 @@ class Products:
         self._scratch, self._rows = address, rows
 
     def use_relay(self, address: int, tokens: int, width: int) -> tuple[int, int]:
-        """Let the products of a step of so many tokens tell x A, of up to `width` ranks, there.
+        """Set the mailbox of x A for the products of a step: twice float32 [tokens, width].
 
-        Twice float32 [tokens, width]. Where no number may be told at first, and how many.
+        Returns address and number of elements that must be reset before the first product.
         """
         return self._relay.use(address, tokens, width)
 
@@ -192,12 +192,12 @@ class Products:
         return self._launches("gated", given, [gate, up], output, adapter)
 
     def stages(self, gate: Weight, up: Weight, down: Weight, inputs: int, tokens: int) -> bool:
-        """Whether what comes of gate and up can go to down as stages have it, without adapters."""
+        """Return True if gate and up can write the stage layout of down, without adapters."""
         gated = self._group_tiles(Inputs(0, inputs, tokens), [gate, up], Output(GATED, 0))
         return gated is not None and self.takes_stages(down, gate.rows, tokens)
 
     def takes_stages(self, weight: Weight, inputs: int, tokens: int) -> bool:
-        """Whether a residual product can take its inputs as stages have them, without adapters."""
+        """Return True if a residual product can read inputs in stage layout, without adapters."""
         given = Inputs(0, inputs, tokens)
         return self._group_tiles(given, [weight], Output(RESIDUAL, 0)) is not None
 
@@ -253,7 +253,7 @@ class Products:
     def _shrink_beside(
         self, given: Inputs, weights: Sequence[Weight], output: Output, adapter: Adapter
     ) -> SharedOut | None:
-        """How a product of few tokens multiplies by A itself; None where a launch does it."""
+        """Plan the blocks of a product of few tokens that multiply by A; None: a launch does it."""
         if given.tokens > COLUMNS[0]:
             return None
         tiles = self._narrow_tiles(given, weights, output)

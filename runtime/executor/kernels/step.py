@@ -25,7 +25,7 @@ _EIGHT = 8
 
 
 class StreamArguments(ctypes.Structure):
-    """What `csrc/decoder/enter.cu` reads; sizes in eighths, for one thread takes eight elements."""
+    """Arguments of `csrc/decoder/enter.cu`; sizes in eighths: a thread takes eight elements."""
 
     _fields_ = (*addresses("source x tap cleared"), *integers("eighths width stride numbers"))
 
@@ -59,7 +59,7 @@ class ResidualStream:
     ) -> Launch:
         """Let x be the elements at `source`.
 
-        `cleared` is an address where nobody has told x A yet, and how many numbers are there.
+        `cleared` is the address of the mailbox of x A to reset, and its number of elements.
         """
         return self._launch("begin", source, x, tokens, tap, cleared=cleared)
 
@@ -105,7 +105,7 @@ class StepShape(NamedTuple):
 
 
 class StepMemory(NamedTuple):
-    """Bytes of scratch memory, and of counters that are zero between steps and nobody else's."""
+    """Bytes of scratch memory, and of counters that are zero between steps and never shared."""
 
     scratch: int
     tickets: int
@@ -157,7 +157,7 @@ class DecoderStep:
         return StepMemory(layout.nbytes, self._most_tickets)
 
     def _parts(self) -> list[ScratchPart]:
-        """What of the scratch memory is needed when."""
+        """Parts of the scratch memory with the launches that use them."""
         tokens = self._most_tokens
         normed = self._products.scratch_bytes(self._config.hidden_size, tokens)
         return step_parts(self._config, tokens, normed=normed, partials=self._most_partials)
@@ -167,11 +167,11 @@ class DecoderStep:
         self._base = address
 
     def use_tickets(self, address: int) -> None:
-        """Likewise the counters of attention, which are zero between steps."""
+        """Set the address of attention's counters, which are zero between steps."""
         self._attention.use_tickets(address)
 
     def launches(self, bindings: Sequence[Binding]) -> list[Launch]:
-        """Those of a step with these addresses and shapes."""
+        """Make the launches of a step with these addresses and shapes."""
         config, model, products = self._config, self._model, self._products
         at = {one.name: one.tensor.address for one in bindings}
         shapes = {one.name: one.shape for one in bindings}
@@ -279,7 +279,7 @@ class DecoderStep:
         return made
 
     def _places(self, shape: StepShape) -> dict[str, int]:
-        """Where each part of the scratch memory is."""
+        """Return the address of each part of the scratch memory."""
         sizes = shape.batch, shape.seq_len, shape.kv_len
         needed = (
             (shape.tokens, self._most_tokens),
@@ -291,7 +291,7 @@ class DecoderStep:
         return {name: self._base + offset for name, offset in self._offsets.items()}
 
     def _tap(self, layer: int, at: Mapping[str, int]) -> Tap | None:
-        """Where the input of a layer goes, if a draft reads it."""
+        """Return the address that the input of a layer is copied to, if a draft reads it."""
         taps, hidden = self._config.eagle_layers, self._config.hidden_size
         if layer not in taps:
             return None

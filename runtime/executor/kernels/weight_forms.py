@@ -60,7 +60,7 @@ def bound_weight(forms: Mapping[str, WeightForm], name: str, at: Mapping[str, in
 
 
 def _inputs(name: str, config: LLMEngineRunnerConfig) -> int:
-    """How many numbers a product with this tensor takes; 0 for what is no matrix."""
+    """Return the input width of a product with this tensor; 0 if it is no matrix."""
     if name in ("embedding", "head"):
         return config.hidden_size
     if name == "fc":
@@ -77,7 +77,7 @@ def _inputs(name: str, config: LLMEngineRunnerConfig) -> int:
 
 
 def _rows(name: str, config: LLMEngineRunnerConfig, otherwise: int) -> int:
-    """How many numbers a product with this matrix gives: the step has room for no others."""
+    """Return the output width of a product with this matrix, as the step's buffers have it."""
     keys = config.num_kv_heads * config.head_dim
     known = {"q": config.num_attention_heads * config.head_dim, "k": keys, "v": keys}
     known |= dict.fromkeys(("gate", "up"), config.intermediate_size)

@@ -29,7 +29,7 @@ from hearth.runtime.tensors.tensor import Tensor
 
 
 class RuntimeCache:
-    """What TensorRT-RTX compiles for a plan on this GPU, kept in a file from start to start.
+    """Cache file of the kernels that TensorRT-RTX compiles for a plan on this GPU.
 
     A plan of TensorRT-RTX has no kernels yet. The library itself compares version, GPU and driver
     with those of the file, and takes nothing of others.

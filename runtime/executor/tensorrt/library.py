@@ -1,4 +1,4 @@
-"""What differs between the Python APIs of TensorRT 8.6 to 11, its lean runtime and TensorRT-RTX."""
+"""Differences between the Python APIs of TensorRT 8.6 to 11, its lean runtime and TensorRT-RTX."""
 
 import importlib
 import warnings
@@ -88,9 +88,9 @@ def open_runtime(library: Any, log: Any) -> Any:
 
 
 def has_old_memory_api(plan: PlanRecord) -> bool:
-    """Whether scratch memory goes by the calls of TensorRT 8, which TensorRT-RTX never had.
+    """Return True if scratch memory is set by the calls of TensorRT 8, not in TensorRT-RTX.
 
-    That is up to the plan and not to the library: a version-compatible plan brings a runtime of
+    The plan decides it, not the library: a version-compatible plan brings a runtime of
     its own, and for one from before 10.1 the newer calls log an error, return 0 and set nothing.
     """
     old = version_numbers(plan.tensorrt_version) < _NEW_MEMORY_API

@@ -1,4 +1,4 @@
-"""Whether a plan fits the library and the GPU that it is to run on, by the record beside it."""
+"""Check of a plan's record against the library and the GPU that it is to run on."""
 
 from hearth.runtime.config import PlanRecord
 from hearth.runtime.errors import HearthError
@@ -10,7 +10,7 @@ _OLDEST_READ_BY_11 = 10
 _NAMES = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
 _RTX_SERVES, _RTX_SINCE = {(8, 0), (8, 6), (8, 9)}, (12, 0)
 RTX_GPUS = "compute capability 8.0, 8.6, 8.9, or 12.0 and newer"
-"""Those that plans of TensorRT-RTX run on."""
+"""GPUs that plans of TensorRT-RTX run on."""
 
 
 def built_by(plan: PlanRecord) -> str:
