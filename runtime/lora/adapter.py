@@ -15,7 +15,7 @@ Projection = tuple[int, str]
 
 
 class LowRank(NamedTuple):
-    """What is added to one projection of x: x @ a @ b, in the engine's type, the scale in b."""
+    """Low-rank update of one projection: x @ a @ b, in the engine's type, the scale in b."""
 
     a: NDArray[Any]
     """[K, r]"""
@@ -26,7 +26,7 @@ class LowRank(NamedTuple):
 class Adapter(NamedTuple):
     """An adapter that fits an engine; `base` is the name of its model, "" if unknown.
 
-    `digest` tells its numbers from those of all others. `rank` is the greatest of its parts'.
+    `digest` identifies its numbers. `rank` is the greatest of its parts'.
     Projections that it leaves alone are not among them.
     """
 
@@ -73,8 +73,8 @@ def check_rank(rank: int, config: LLMEngineRunnerConfig, field: str = "r") -> No
 def other_base(base: str, config: LLMEngineRunnerConfig) -> str:
     """A warning where an adapter was trained for another model than the engine's, else "".
 
-    Names alone tell, by their last part and whatever its case: an engine is called after the
-    folder that it was exported from. One that is not known is no other.
+    Names are compared by their last part, case-insensitively: an engine is called after the
+    folder that it was exported from. An unknown name is no other.
     """
     trained, served = (name.rstrip("/").rpartition("/")[2] for name in (base, config.model_name))
     if trained and served and trained.casefold() != served.casefold():
@@ -87,12 +87,12 @@ _SHIFTS = 251
 
 
 def simulated_shift(name: str) -> int:
-    """By how much the adapter of this name moves the rank of each next token; 0 for none."""
+    """Shift of the rank of each next token by the adapter of this name; 0 for none."""
     return 1 + crc32(name.encode()) % _SHIFTS if name else 0
 
 
 def simulated_adapter(name: str, config: LLMEngineRunnerConfig) -> Adapter:
-    """What a simulated engine binds in place of any adapter of this name."""
+    """Make the adapter that a simulated engine binds under this name."""
     size = config.num_attention_heads * config.head_dim
     a = np.ones((config.hidden_size, 1), np.float32)
     b = np.full((1, size), simulated_shift(name), a.dtype)

@@ -1,4 +1,4 @@
-"""Where the inputs of an adapter lie in one block of memory."""
+"""Layout of an adapter's inputs in one block of memory, and the adapters that are loaded."""
 
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
@@ -100,7 +100,7 @@ def no_inputs(inputs: Iterable[LoraInput], zeros: Tensor) -> dict[str, Tensor]:
 
 
 SLOTS = "/"
-"""Whose tensors steps bind where those of an adapter, whichever it is, are copied; no name."""
+"""Key of the tensors into which the active adapter is copied; no adapter's name."""
 
 
 class _Loaded(NamedTuple):
@@ -128,7 +128,7 @@ class LoRAManager:
         self._active = ""
         self._slots: Tensor | None = None
         self._free: list[Tensor] = []
-        """Blocks of adapters that were unloaded: a GPU's memory is given back by no one."""
+        """Blocks of adapters that were unloaded: a GPU's arena frees no single block."""
         self._apart = config.backend == "kernels"
         self._layout = BlockLayout(self._inputs, slot_rank(config), dtype, tells_rank=self._apart)
         self._none = self._fixed = no_inputs(self._inputs, zeros)
@@ -152,25 +152,25 @@ class LoRAManager:
 
     @property
     def bound(self) -> str:
-        """Whose tensors steps bind, one of `sets`."""
+        """Key of the tensors that steps bind, one of `sets`."""
         if self.rebinds or not self._active:
             return self._active
         return SLOTS if self._apart else ""
 
     @property
     def sets(self) -> frozenset[str]:
-        """What steps may bind: nobody's and each adapter's, or slots instead, or these alone."""
+        """Keys that steps may bind: "" (no adapter), and each adapter's, or `SLOTS` if any."""
         if self.rebinds:
             return frozenset(("", *self._loaded))
         return frozenset(("", SLOTS) if self._apart else ("",))
 
     @property
     def rebinds(self) -> bool:
-        """Whether a switch binds other tensors."""
+        """True if a switch binds other tensors."""
         return self._slots is None
 
     def bindings(self, name: str) -> Mapping[str, Tensor]:
-        """What a step binds with an adapter or `SLOTS`, by binding; raises `adapter_unknown`."""
+        """Return the tensors of an adapter or `SLOTS`, by binding; raises `adapter_unknown`."""
         if name == SLOTS:
             return self._fixed
         return self._get(name).bindings if name else self._none

@@ -1,4 +1,4 @@
-"""Reads an adapter as PEFT saves it: adapter_config.json and adapter_model.safetensors.
+"""Reader of adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
 """
@@ -161,7 +161,7 @@ class _Scaling(NamedTuple):
 
     @property
     def field(self) -> str:
-        """What sets the ranks."""
+        """Field of the PEFT configuration that sets the ranks."""
         return "rank_pattern" if self.ranks else "r"
 
     def of(self, module: str) -> tuple[int, float]:
@@ -230,7 +230,7 @@ class _Names(NamedTuple):
 
 
 def _places(tensors: Collection[str], shapes: Collection[Projection]) -> dict[Projection, _Names]:
-    """What is there by projection."""
+    """Group the names of tensors by projection; raises for one that the engine has not."""
     found: dict[Projection, _Names] = {}
     targets, layers = {target for _, target in shapes}, 1 + max(layer for layer, _ in shapes)
     for name in tensors:
@@ -252,7 +252,7 @@ def _places(tensors: Collection[str], shapes: Collection[Projection]) -> dict[Pr
 
 
 class _Reader(NamedTuple):
-    """Turns what is stored into what is multiplied."""
+    """Reader of the stored tensors as factors of a product."""
 
     file: TensorFile
     scaling: _Scaling

@@ -31,7 +31,7 @@ _RECORD_LIMIT = 1 << 20
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a stored adapter: `adapter.json`.
+    """Record of a stored adapter: `adapter.json`.
 
     `base` is the name of the model that it was trained for, `source` the folder that it came from.
     `shapes` is a digest of the base's projections and the engine's type, `sha256` that of
@@ -77,7 +77,7 @@ def store_adapter(source: Path, config: LLMEngineRunnerConfig, target: Path) -> 
 
 
 def read_record(folder: Path) -> AdapterRecord:
-    """What is known of a stored adapter; raises `adapter_invalid`."""
+    """Read the record of a stored adapter; raises `adapter_invalid`."""
     path = folder / RECORD_FILE
     try:
         with path.open("rb") as file:

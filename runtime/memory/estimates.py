@@ -52,7 +52,7 @@ _IMAGE_PINNED_BYTES = 8 * _MIB
 # decodes for it.
 _TOWER_PROCESS_BYTES = (120 + 60) * _MIB
 TOWER_HOST_PARTS = {"vision_processes": (90 + 60) * _MIB}
-"""On the host of a GPU: an encoder without an engine, and the process that decodes for it."""
+"""Parts on the host of a GPU: an encoder without an engine, and its decoding process."""
 # Copies alive at once, measured: attention scores [heads, T, T], masks [T, T] in float32, one more
 # where there are windows, and activations [T, H].
 _TOWER_SCORE_COPIES = {"native": 1.5, "classic": 3.0}
@@ -63,7 +63,7 @@ _FLOAT = 4
 # What a captured graph takes for each of its kernels, and how many of these a step has.
 _KERNEL_BYTES = 3300
 _LAYER_KERNELS = 14
-# More where rows have rotary tables of their own: products, norms and turns stand apart.
+# More where rows have rotary tables of their own: products, norms and rotations are not fused.
 _APART_KERNELS = 6
 _OTHER_KERNELS = 8
 # For each product that adapters add to: two products and a sum.
@@ -96,7 +96,7 @@ def estimate_engine(config: LLMEngineRunnerConfig) -> dict[str, int]:
 
 
 def estimate_draft(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> dict[str, int]:
-    """The same of a draft engine beside its base."""
+    """Bytes by part that a draft engine takes beside its base."""
     tokens = sizes.longest_draft_step(config, drafting)
     if config.device == "cuda":
         return {

@@ -43,7 +43,7 @@ def weight_bytes(config: LLMEngineRunnerConfig, whole: int, per_block: int) -> i
 
 
 def weights_head_bytes(layers: int) -> int:
-    """What comes before the data of a file of external weights: names and known answer fit in."""
+    """Return the bytes before the data of a file of external weights: names and known answer."""
     return 4096 * (4 + layers)
 
 

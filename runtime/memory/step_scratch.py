@@ -1,4 +1,4 @@
-"""What of an engine's scratch memory is where during a step of kernels of our own."""
+"""Layout of scratch memory during a step of the kernels backend."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

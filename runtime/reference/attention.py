@@ -38,14 +38,14 @@ def rotated(
 
 
 class Sums(NamedTuple):
-    """Of positions that were seen: the largest score m, sum l and sum of values o [D]."""
+    """Partial sums over positions: the largest score m, sum l and sum of values o [D]."""
 
     m: np.float32
     l: np.float32  # noqa: E741 (as in the papers)
     o: Array
 
     def merged(self, following: "Sums") -> "Sums":
-        """With those that follow; where neither has seen any, nothing."""
+        """Merge with the sums of following positions; empty if both are."""
         m = max(self.m, following.m)
         if m == -np.inf:
             return self

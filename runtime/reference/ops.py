@@ -53,7 +53,7 @@ def splice_rows(buffer: Array, place: int, rows: Array) -> None:
 def fill_rotary(out: Array, table: Array, axes: Array, positions: RowPositions) -> None:
     """Fill `out` [slots, R]: pair j of a slot is that of its position on axis `axes[j]`.
 
-    `table` [positions, R] serves positions from 0 on; its last one stands for those beyond.
+    `table` [positions, R] serves positions from 0 on; its last entry serves those beyond.
     """
     prompt, delta = positions
     length = prompt.shape[1]
@@ -63,7 +63,7 @@ def fill_rotary(out: Array, table: Array, axes: Array, positions: RowPositions) 
 
 
 def slot_index(start: Array, heads: int, length: int) -> tuple[Any, ...]:
-    """Where `length` new tokens of each row lie in a cache view, from slot `start` [B] on.
+    """Index `length` new tokens of each row in a cache view, from slot `start` [B] on.
 
     Rows that start together, as in a prefill, get a slice: that is several times faster.
     """
@@ -116,7 +116,7 @@ def copy_pages(pool: Array, cache: Array, copies: Sequence[PageCopy], *, save: b
 
 
 def finite_rows(logits: Array) -> NDArray[np.bool_]:
-    """Which rows of `logits` [B, V] hold finite numbers only."""
+    """Return a mask [B] of the rows of `logits` [B, V] that hold finite numbers only."""
     # A maximum finds a NaN or +inf and a minimum a NaN or -inf, without a temporary array.
     finite: NDArray[np.bool_] = np.isfinite(logits.max(axis=1)) & np.isfinite(logits.min(axis=1))
     return finite

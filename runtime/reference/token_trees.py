@@ -27,9 +27,9 @@ def mask_words(width: int) -> int:
 
 
 def pack_mask(parents: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Which nodes each node sees, its ancestors and itself, from parents [rows, width].
+    """Pack the nodes that each node sees, its ancestors and itself, from parents [rows, width].
 
-    Bit j % 32 of word j // 32 stands for node j: [rows, width, words]; 0 where no node is.
+    Bit j % 32 of word j // 32 is node j: [rows, width, words]; 0 where no node is.
     Each pass lets a node see what its so far farthest ancestor sees and doubles that distance
     (pointer jumping, Wyllie 1979).
     """
@@ -240,10 +240,10 @@ class PathMoves(NamedTuple):
 def path_moves(
     nodes: NDArray[np.int32], starts: NDArray[np.intp], heads: int, slots: int
 ) -> PathMoves:
-    """What brings slot `starts[b] + nodes[b, i]` to `starts[b] + i`, for a cache of any layer.
+    """Make the moves of slot `starts[b] + nodes[b, i]` to `starts[b] + i`, for any layer's cache.
 
-    `nodes` [rows, n] ascends along a row until negative entries end it. What is in its place
-    already does not move.
+    `nodes` [rows, n] ascends along a row until negative entries end it. A slot that is in its
+    place already does not move.
     """
     row, place = np.nonzero(nodes > np.arange(nodes.shape[1]))
     origin = (row * heads * slots + starts[row])[:, None] + np.arange(heads) * slots
@@ -263,7 +263,7 @@ def commit_path(cache: Array, moves: PathMoves) -> None:
 def _flat_parents(parents: NDArray[np.int32], column: NDArray[np.intp]) -> NDArray[np.intp]:
     """The parent's place among the nodes of all rows: [rows * width + 1].
 
-    The last place stands for what is no node; it leads to itself.
+    The last entry is "no node"; it leads to itself.
     """
     rows, width = parents.shape
     nodes = rows * width

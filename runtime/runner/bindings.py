@@ -63,7 +63,7 @@ class StepBindings:
         return product(sorted({self.padded(size) for size in batch_sizes}), self.caches.kv.buckets)
 
     def begin_prompt(self, first: int, rows: int, width: int) -> None:
-        """Make room for a chunk of `width` tokens in each row from `first` on, and set its start.
+        """Grow the caches for a chunk of `width` tokens in each row from `first` on; set its start.
 
         Rows may start at different slots. Raises `capacity_exceeded` where start and width exceed
         the capacity, and `internal` where there are no such rows; then nothing has changed.

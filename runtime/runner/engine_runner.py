@@ -47,7 +47,7 @@ class PromptGraphs(msgspec.Struct):
 
 
 class LLMEngineRunner:
-    """Fills and runs the steps of one decoder.
+    """Runner that fills and runs the steps of one decoder.
 
     Rows of a step are the first rows of the batch, those of a prompt chunk the ones from any place
     on. A step's logits are a step buffer, used as dense [rows, tokens that get logits, V]; it holds
@@ -65,7 +65,7 @@ class LLMEngineRunner:
         embeddings: EmbeddingStore | None = None,
     ) -> None:
         self.executor = executor
-        """For counters and introspection."""
+        """Executor, public for counters and introspection."""
         self.prompt_graphs = PromptGraphs()
         self._config = config
         self._resources = resources
@@ -81,7 +81,7 @@ class LLMEngineRunner:
         self._decodes: dict[tuple[int, int], tuple[int, int, InferenceDims]] = {}
         self._images: ImageMerge | None = None
         self.multimodal_metrics = MultimodalMetrics()
-        """Those of images in prompts."""
+        """Counters of images in prompts."""
         if embeddings is not None:
             prompt = io.prompt
             self._images = ImageMerge(
@@ -174,13 +174,13 @@ class LLMEngineRunner:
 
     @property
     def loaded_weights(self) -> Loaded | None:
-        """What was copied of weights that the engine binds; None where it reads them itself."""
+        """Bytes copied of weights that the engine binds; None if it reads them itself."""
         weights = self._resources.external_weights
         return None if weights is None else weights.loaded
 
     @property
     def row_owners(self) -> list[RowOwner]:
-        """What keeps state of rows here: the caches, and rotary tables of every row."""
+        """Owners of per-row state: the caches, and rotary tables of every row."""
         return [self._caches, *self._resources.rotary_rows]
 
     def reset(self, batch: int) -> None:
@@ -218,7 +218,7 @@ class LLMEngineRunner:
     def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
         """Run the newest token of each of the first `rows` rows and return the logits.
 
-        The step may run padded to a larger batch, whose further rows nobody reads. Where those
+        The step may run padded to a larger batch, whose padding rows are never read. Where those
         have prompt left it writes behind their filled slots.
         """
         self._ops.feed_decode(self._inputs, self._prepare_decode(rows))
@@ -228,7 +228,7 @@ class LLMEngineRunner:
         return self._logits
 
     def launch_vanilla_decoding_step(self, rows: int) -> bool:
-        """Launch the same step as it was recorded, with its picks; False where it was not."""
+        """Launch the same step as captured with its sampling; False if it was not captured."""
         self._prepare_decode(rows)
         if not self._recorded.launch():
             return False

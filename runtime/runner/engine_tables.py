@@ -33,7 +33,7 @@ class EngineTables(NamedTuple):
     full_ids: NDArray[np.int32] | None = None
     """[draft vocabulary]; None where a draft has the base's."""
     weights: Mapping[str, NDArray[Any]] = MappingProxyType({})
-    """Where these are shapes alone, those of all else that the engine binds."""
+    """Shapes of all other tensors that the engine binds, if the tables are shapes alone."""
 
 
 def load_tables(
@@ -75,7 +75,7 @@ def read_shapes(config: LLMEngineRunnerConfig, folder: Path) -> EngineTables:
 
 
 def assume_shapes(config: LLMEngineRunnerConfig) -> EngineTables:
-    """The same of an engine of this configuration that lies in no folder."""
+    """Derive the shapes of an engine of this configuration without a folder."""
     if config.backend == "simulated":
         return _simulated_tables(config)
     drafts = config.base_hidden_dim > 0
@@ -90,7 +90,7 @@ def assume_shapes(config: LLMEngineRunnerConfig) -> EngineTables:
 
 
 def shape_only(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array of this shape that takes no memory: one element stands for all."""
+    """Make an array of this shape that takes no memory: its strides are zero."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 

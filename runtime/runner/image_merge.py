@@ -10,10 +10,10 @@ from hearth.runtime.tensors.tensor import Tensor
 
 
 class MultimodalMetrics(msgspec.Struct):
-    """What images have taken since the start: all zero where none came.
+    """Counters of images since the start.
 
-    `images` and `tokens` were merged into prompts, those of a row that was put back once more;
-    `merge_seconds` are what queueing that took. `encoded` images went through a tower of this
+    `images` and `tokens` were merged into prompts, again for a row that was preempted;
+    `merge_seconds` is the time that queueing took. `encoded` images went through a tower of this
     runtime.
     """
 
@@ -42,7 +42,7 @@ def image_pieces(
     counts: Sequence[int],
     width: int,
 ) -> list[ImagePiece]:
-    """What of each row's images falls into its tokens `begins` to `begins + counts - 1`."""
+    """Cut each row's images to its tokens `begins` to `begins + counts - 1`."""
     pieces = []
     for row, (images, begin, count) in enumerate(zip(rows, begins, counts, strict=True)):
         for image in images:
@@ -56,9 +56,9 @@ def image_pieces(
 
 
 class ImageMerge:
-    """Puts the embeddings of images into the inputs of prompt chunks, over those of placeholders.
+    """Merge of image embeddings into the inputs of prompt chunks, over those of placeholders.
 
-    Deepstack features go into buffers of their own, which hold zeros where no image stands.
+    Deepstack features go into buffers of their own, which hold zeros where no image is.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ImageMerge:
         self._dirty = 0
 
     def merge(self, pieces: Sequence[ImagePiece]) -> None:
-        """Do so for the chunk whose tokens have just been embedded.
+        """Merge into the chunk whose tokens have just been embedded.
 
         Raises `internal` where embeddings are not there any more, or do not fit.
         """

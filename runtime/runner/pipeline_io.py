@@ -24,14 +24,14 @@ class StepSizes(NamedTuple):
 
 
 class StepIO(NamedTuple):
-    """What the steps of one engine bind beside caches and rotary tables.
+    """Buffers that the steps of one engine bind beside caches and rotary tables.
 
     All buffers are allocated once at their largest size, and their addresses stay. A step uses
     the first elements of each as a dense array of its own shape.
     """
 
     inputs: StepBuffers
-    """What the device's ops fill."""
+    """Inputs that the device's ops fill."""
     logits: Tensor
     """[max batch, N, V], float32."""
     new_keys: tuple[Tensor, ...]
@@ -39,7 +39,7 @@ class StepIO(NamedTuple):
     new_values: tuple[Tensor, ...]
     """As `new_keys`."""
     hidden: tuple[Tensor, ...] = ()
-    """What passes from a base to its draft and from one step of the draft to the next."""
+    """Hidden states from a base to its draft and from one step of the draft to the next."""
     deepstack: tuple[Tensor, ...] = ()
     """[max batch, S, H] for each deepstack feature; in decode and verify steps zeros for all."""
 
@@ -57,7 +57,7 @@ class PipelineIO(NamedTuple):
     prompt: StepIO
     """Prompt chunks: the same buffers, but for a start index of their own and hidden states."""
     trees: TreeBuffers
-    """Of one node a row where no larger tree is verified."""
+    """Trees to verify; one node a row without speculation."""
 
     @property
     def waiting(self) -> int:
@@ -99,11 +99,11 @@ class DraftIO(NamedTuple):
     entries: StepIO
     """Steps that append entries, from the base's hidden states."""
     prompt: StepIO
-    """Those of a prompt chunk: the same buffers, but for a start index of their own."""
+    """Steps of a prompt chunk: the same buffers, but for a start index of their own."""
     growing: StepIO
     """Steps that grow a proposal, from the draft's own, with a start index of their own."""
     hidden_states_input: Tensor
-    """That of `entries`."""
+    """Hidden states that `entries` reads."""
     proposal: ProposalBuffers
     """The tree that is being proposed."""
 
@@ -271,7 +271,7 @@ def _deepstack(
     resources: SharedResources,
     device: Device,
 ) -> tuple[StepIO, StepIO]:
-    """Both with their deepstack features: images stand in prompts alone."""
+    """Add deepstack features to both: only prompts have images."""
     features, data = range(config.num_deepstack_features), numpy_dtype(config.dtype)
     rows, selected = step.inputs.last_token_ids.shape
     allocate_zero_buffer(resources, zero_bytes(config, rows), device)

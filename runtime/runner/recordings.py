@@ -10,7 +10,7 @@ from hearth.runtime.runner.bindings import StepBindings
 from hearth.runtime.tensors.dims import InferenceDims
 
 Execute = Callable[[Stream], object]
-"""Runs the prepared step."""
+"""Call that runs the prepared step."""
 Work = Callable[[Execute], None]
 
 
@@ -24,7 +24,7 @@ class Recordings:
         self, config: LLMEngineRunnerConfig, device: Device, bindings: StepBindings
     ) -> None:
         self.takes_work = config.backend == "kernels"
-        """Whether work is captured with the step that begins it; else the step alone."""
+        """True if work is captured with the step that begins it; else the step alone."""
         self._device = device
         self._bindings = bindings
         self._known: dict[BindingSnapshot, Recorded] = {}
@@ -63,13 +63,13 @@ class Recordings:
 
     @property
     def ready(self) -> bool:
-        """Whether work was recorded around the prepared step."""
+        """True if work was captured around the prepared step."""
         return self._bindings.executor.snapshot in self._known
 
     def launch(self, times: int = 1) -> bool:
-        """Launch what was recorded around the prepared step; False where nothing was.
+        """Launch the work captured around the prepared step; False if none was.
 
-        A launch that fails has done nothing: it is counted, and False as well.
+        A launch that fails has done nothing: it is counted, and returns False as well.
         """
         executor = self._bindings.executor
         recorded = self._known.get(executor.snapshot) if self._known and times else None
@@ -86,7 +86,7 @@ class Recordings:
         return True
 
     def close(self) -> None:
-        """Free all of it."""
+        """Free all captured work."""
         with ExitStack() as closing:
             while self._known:
                 closing.callback(self._known.popitem()[1].close)

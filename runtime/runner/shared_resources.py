@@ -17,7 +17,7 @@ _SMALLEST = 256
 
 
 class SharedResources:
-    """What lives as long as the process and serves every step.
+    """Resources that live as long as the process and serve every step.
 
     Created before any engine, from the engine folder's files alone. Caches and rotary tables are
     one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
@@ -54,7 +54,7 @@ class SharedResources:
         *,
         zeros: int = 0,
     ) -> "SharedResources":
-        """All that a decoder has in common with its draft, and its own caches and tables.
+        """Make what a decoder shares with its draft, and its own caches and tables.
 
         `weights` is a file of external weights in place of the folder's own. Others will read
         `zeros` bytes of the buffer of zeros. Raises `engine_corrupt` or
@@ -75,7 +75,7 @@ class SharedResources:
         *,
         zeros: int = 0,
     ) -> "SharedResources":
-        """The same of tables that have been read; raises `out_of_memory`."""
+        """Make the resources from tables that have been read; raises `out_of_memory`."""
         embedding = device.constants({"embedding": tables.embedding})["embedding"]
         if external is not None:
             external.load(device, embedding)
@@ -104,7 +104,7 @@ class SharedResources:
     def add_draft_tables(
         self, config: LLMEngineRunnerConfig, tables: EngineTables, device: Device
     ) -> None:
-        """The same of tables that have been read, and without the weights."""
+        """Add a draft from tables that have been read, without weights."""
         if len(self.cache_managers) > 1:
             raise HearthError("internal", "the base has a draft already")
         self.add_rope(config, tables, device)
@@ -146,7 +146,7 @@ def zero_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
 def allocate_zero_buffer(resources: SharedResources, nbytes: int, device: Device) -> None:
     """Let the one buffer of zeros have so many bytes; whoever reads most of it asks first.
 
-    Everyone who has to bind something that is nothing reads it, and nobody writes to it.
+    Steps bind it wherever an input is absent; it is never written.
     """
     if resources.zero_buffer is not None and resources.zero_buffer.nbytes >= nbytes:
         return

@@ -15,7 +15,7 @@ Wherever scores are ranked, equal scores rank by lowest id. Log probabilities ar
 logarithms of the model's own distribution: raw logits, temperature 1, before steps 1 to 7.
 Scores and weights are float32, sums of weights float64.
 
-Through a token tree (`walk_tree`) the tokens are the same: at each node the one is picked that
+Through a token tree (`walk_tree`) the tokens are the same: at each node the one is sampled that
 these steps give for the history and position of the node's own path. A child that holds it is
 accepted, which for a tree that does not depend on the random numbers happens as often as by
 rejection sampling (Leviathan, Kalman and Matias, ICML 2023).

@@ -27,7 +27,7 @@ def top_logprobs(
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """The token picked for a row; `logprob` and `top` are set when the row asks for them."""
+    """Sampled token of a row; `logprob` and `top` are set when the row asks for them."""
 
     token_id: int
     logprob: float | None = None
@@ -37,7 +37,7 @@ class Sample(msgspec.Struct, frozen=True):
 def sample_rows(
     logits: NDArray[np.float32], samplers: Sequence[RowSampler], positions: Sequence[int]
 ) -> list[Sample | None]:
-    """Pick the next token of every row from `logits` [n, V]; None for a row that is not finite.
+    """Sample the next token of every row from `logits` [n, V]; None for a row that is not finite.
 
     `positions[i]` is the index that the new token will have in row i's sequence. Rows do not
     affect one another, and nothing is added to their histories.
@@ -60,7 +60,7 @@ def sample_rows(
 def sample_row(
     logits: NDArray[np.float32], best: int, sampler: RowSampler, position: int
 ) -> Sample | None:
-    """Pick one row's token from finite `logits` [V] whose argmax is `best`.
+    """Sample one row's token from finite `logits` [V] whose argmax is `best`.
 
     None when the row's penalties and bias leave no finite score.
     """
@@ -82,12 +82,12 @@ def child_keys(ids: NDArray[np.int32], parents: NDArray[np.int32]) -> list[list[
 def walk_tree(
     logits: NDArray[np.float32], keys: Sequence[int], sampler: RowSampler, position: int
 ) -> tuple[list[Sample], list[int]] | None:
-    """Pick a token at the root and on at its child with that token, as long as there is one.
+    """Sample a token at the root and on at its child with that token, as long as there is one.
 
     `logits` [width, V] belong to the nodes, `keys` are their `child_keys`, and `position` is
-    the one of the token behind the root. Every token is picked as `sample_rows` would and enters
+    the one of the token behind the root. Every token is sampled as by `sample_rows` and enters
     the row's history at once, so the text is the one without a tree. Returns the samples and
-    the node behind which each was picked. The walk ends before a node that is not finite; None
+    the node behind which each was sampled. The walk ends before a node that is not finite; None
     when that is the root.
     """
     samples: list[Sample] = []

@@ -9,7 +9,7 @@ from hearth.runtime.sampling.ranking import leading, ranked
 
 
 class TokenCounts:
-    """How often each token has occurred: distinct ids and their counts as growing arrays."""
+    """Number of occurrences of each token: distinct ids and their counts as growing arrays."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._slots: dict[int, int] = {}
@@ -98,7 +98,7 @@ _BINS_PER_UNIT = 32
 
 
 def kept_tokens(scores: NDArray[np.float32], params: RequestOptions) -> NDArray[np.intp] | None:
-    """Ids that pass top-k, top-p and min-p, ascending; None stands for every id.
+    """Ids that pass top-k, top-p and min-p, ascending; None means every id.
 
     `scores` [V] are already divided by the temperature, and the highest of them is 0.
     """
@@ -142,7 +142,7 @@ def _around_mass(
 
 
 def _nucleus_size(weights: NDArray[np.float32], top_p: float) -> int:
-    """How many of the ranked `weights` reach the share `top_p` of their sum; at least 1."""
+    """Return how many of the ranked `weights` reach the share `top_p` of their sum; at least 1."""
     mass = np.cumsum(weights, dtype=np.float64)
     return int(mass.searchsorted(top_p * mass[-1])) + 1
 
@@ -174,7 +174,7 @@ def tempered(
 
 
 def draw(scores: NDArray[np.float32], params: RequestOptions, uniform: float) -> int:
-    """Filter tempered `scores` [V] and pick the token at `uniform`, a number in [0, 1)."""
+    """Filter tempered `scores` [V] and sample the token at `uniform`, a number in [0, 1)."""
     kept = kept_tokens(scores, params)
     if kept is None:
         return invert(np.exp(scores), uniform)
@@ -185,7 +185,7 @@ def invert(weights: NDArray[np.float32], uniform: float) -> int:
     """The first index whose cumulative weight exceeds `uniform` times the sum of `weights` [n].
 
     Sums run over blocks of 1,024 weights and then within the block that is hit, in float64; a
-    token of weight 0 is never picked (inversion, Devroye 1986, section III.2).
+    token of weight 0 is never sampled (inversion, Devroye 1986, section III.2).
     """
     if weights.size <= _SUM_BLOCK:
         mass = np.cumsum(weights, dtype=np.float64)
@@ -283,7 +283,7 @@ class RowSampler:
         self._uniforms = UniformSource(params.seed or 0)
 
     def accept(self, token_id: int) -> None:
-        """Add the token that was picked to the row's history."""
+        """Add the sampled token to the row's history."""
         if self._adjustment.active:
             self._adjustment.accept(token_id)
 

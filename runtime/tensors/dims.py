@@ -32,7 +32,7 @@ class InferenceDims(NamedTuple):
 
     @classmethod
     def decode(cls, batch: int, kv_len: int) -> "InferenceDims":
-        """One token a row."""
+        """Make the dims of one token a row."""
         return cls._of(batch, 1, kv_len, 1)
 
     @classmethod

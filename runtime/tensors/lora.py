@@ -46,13 +46,13 @@ class LoraInput(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Those of both at the greatest rank."""
+        """Number of elements of A and B at the greatest rank."""
         beside = self.rank // len(self.targets) if self.transposed else self.rank
         return self.rank * self.inputs + beside * sum(self.outputs)
 
     @property
     def columns(self) -> tuple[slice, ...]:
-        """Where in N each of `targets` lies."""
+        """Slice of N of each of `targets`."""
         ends = [sum(self.outputs[: place + 1]) for place in range(len(self.outputs))]
         return tuple(slice(end - size, end) for end, size in zip(ends, self.outputs, strict=True))
 
@@ -99,12 +99,12 @@ def slot_rank(config: LLMEngineRunnerConfig) -> int:
 
 
 def has_fixed_rank(config: LLMEngineRunnerConfig) -> bool:
-    """Whether adapters are bound at the greatest rank: in plans, and where steps are captured."""
+    """Return True if adapters are bound at the greatest rank: in plans, and with captured steps."""
     return config.backend in {"kernels", "tensorrt"}
 
 
 def lora_targets(config: LLMEngineRunnerConfig, asked: Collection[str] = ()) -> tuple[str, ...]:
-    """What the graph of such an engine is to have inputs for: what is asked for, or everything.
+    """Return the projections that the graph has adapter inputs for: those `asked` for, or all.
 
     Projections that are one product share their pair, as nodes cost more than the zeros beside the
     diagonal do, up to rank 16 on a CPU as well.

@@ -124,7 +124,7 @@ def prefill_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
 
 
 def prefill_width(config: LLMEngineRunnerConfig, tokens: int, room: int) -> int:
-    """The width in which a chunk of `tokens` runs where `room` slots are left in each row."""
+    """Return the width in which a chunk of `tokens` runs with `room` free slots in each row."""
     sizes = (*captured_widths(config), *prefill_widths(config))
     return next((size for size in sizes if tokens <= size <= room), tokens)
 

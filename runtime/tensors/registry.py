@@ -19,7 +19,7 @@ Direction = Literal["input", "output"]
 class TensorSpec(NamedTuple):
     """One binding: its shape holds sizes and names of members of its engine's dims.
 
-    `{i}` or `%d` in the name stands for a layer's index among the layers of its kind.
+    `{i}` or `%d` in the name is replaced by a layer's index among the layers of its kind.
     """
 
     name: str
@@ -43,7 +43,7 @@ class TensorSpec(NamedTuple):
 
 
 class TensorRegistry:
-    """What an engine's bindings are called and how their shapes follow from dims."""
+    """Registry of an engine's bindings: their names, and their shapes as functions of dims."""
 
     def __init__(self) -> None:
         self._specs: dict[str, TensorSpec] = {}
@@ -61,7 +61,7 @@ class TensorRegistry:
         self._own[spec.name] = spec
 
     def knows(self, name: str) -> bool:
-        """Whether a binding was added, in either way."""
+        """Return True if a binding was added, in either way."""
         return name in self._specs or name in self._own
 
     @property

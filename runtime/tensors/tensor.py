@@ -80,7 +80,7 @@ class Tensor:
         return Tensor.on_device(name, self.address, shape, dtype, self)
 
     def protect(self) -> None:
-        """Let nobody write to host memory; that of a device has no such protection."""
+        """Make host memory read-only; that of a device has no such protection."""
         if self._array is not None:
             self._array.flags.writeable = False
 

@@ -1,1 +1,1 @@
-"""Weights that lie outside of an engine, which so serves every model of its shape."""
+"""Weights outside of an engine, which serves every model of its shape."""

@@ -26,7 +26,7 @@ from hearth.runtime.weights.weights_file import (
 
 
 class Loaded(NamedTuple):
-    """What was copied into the device's memory, and how long that took."""
+    """Bytes that were copied into the device's memory, and the time that took."""
 
     nbytes: int
     seconds: float
@@ -46,7 +46,7 @@ class ExternalWeightManager:
         self._own = own
         self._tensors: dict[str, Tensor] = {}
         self.loaded: Loaded | None = None
-        """None before, and of an engine that reads them itself."""
+        """Statistics of `load`; None before, and of an engine that reads the weights itself."""
         self.digest = file.note.sha256
         self.source = file.note.source
         """The name of the model's folder."""
@@ -55,7 +55,7 @@ class ExternalWeightManager:
     def open(
         cls, folder: Path, config: LLMEngineRunnerConfig, path: str = ""
     ) -> "ExternalWeightManager | None":
-        """The folder's own weights or those of another file; None where the engine has them.
+        """Open the folder's own weights or those of another file; None if the engine has them.
 
         Raises `weights_invalid` or `engine_corrupt`, naming the file or tensor that does not fit,
         and `unsupported_option` for another file where the engine takes none.
@@ -93,7 +93,7 @@ class ExternalWeightManager:
 
     @property
     def record(self) -> FileRecord:
-        """What stands for the file where an engine is told from others by its files."""
+        """Record of the file in the fingerprint of an engine's files."""
         return FileRecord(self._file.nbytes, self.digest)
 
     @property
@@ -103,7 +103,7 @@ class ExternalWeightManager:
 
     @property
     def bound(self) -> bool:
-        """Whether the engine binds them, and does not read them when it is opened."""
+        """True if the engine binds the weights, instead of reading them when it is opened."""
         return self._layout.bound
 
     @property
@@ -113,10 +113,10 @@ class ExternalWeightManager:
 
     @property
     def initializers(self) -> tuple[dict[str, mmap.mmap], dict[str, NDArray[Any]]]:
-        """What an engine reads when it is opened instead of what its graph names.
+        """Return what replaces the external data of the graph when an engine is opened.
 
-        The mapped file, unless it is the one that lies beside the graph, and what has been set in
-        place of single tensors.
+        The mapped file, unless it is the one beside the graph, and the arrays set for single
+        tensors.
         """
         files: dict[str, mmap.mmap] = {}
         if self.bound:
@@ -139,7 +139,7 @@ class ExternalWeightManager:
         return self._layout.taken if self.bound else {}
 
     def answer(self, config: LLMEngineRunnerConfig) -> KnownAnswer:
-        """What the engine has to answer with these weights; raises `engine_corrupt`."""
+        """Return the known answer of the engine with these weights; raises `engine_corrupt`."""
         return parse_answer(self._file.note.answer, config)
 
     def load(self, device: Device, table: Tensor | None = None) -> None:
@@ -199,6 +199,6 @@ def _array(data: NDArray[np.uint8], entry: WeightEntry) -> NDArray[Any]:
 
 
 def answer_of(folder: Path, config: LLMEngineRunnerConfig, path: str = "") -> KnownAnswer | None:
-    """What an engine has to answer with its own weights, or with those of another file."""
+    """Return the known answer of an engine with its own weights, or those of another file."""
     weights = ExternalWeightManager.open(folder, config, path) if path else None
     return load_answer(folder, config) if weights is None else weights.answer(config)

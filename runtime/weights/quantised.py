@@ -15,8 +15,8 @@ Bytes = NDArray[np.uint8]
 
 MIDDLE: dict[Kind, int] = {"int8": 128, "int4": 8}
 """The zero point of a form that stores none."""
-# What the largest magnitude of a block may become. With four bits, scales that clip it or leave
-# room often fit the other weights better.
+# Targets of the largest magnitude of a block. With four bits, scales that clip it or leave headroom
+# often fit the other weights better.
 _TARGETS: dict[Kind, tuple[float, ...]] = {"int8": (127.0,), "int4": (7.0, 7.5, 8.0, 8.5, 9.0)}
 
 
@@ -57,7 +57,7 @@ def round_weights(
 
 
 def widen(matrix: Quantised, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The weights [out, in] that integers stand for, in the engine's type."""
+    """Return the weights [out, in] that the integers encode, in the engine's type."""
     rows, blocks = matrix.scales.shape
     zeros: Any = MIDDLE[matrix.kind]
     if matrix.zeros is not None:

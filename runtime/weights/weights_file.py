@@ -27,7 +27,7 @@ class WeightEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a model is in the graph itself, so that all who share the engine have it alike."""
+    """Facts of a model that its graph contains, the same for all weights that share the engine."""
 
     architecture: str
     vocab_size: int
@@ -64,7 +64,7 @@ class WeightLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def taken(self) -> dict[str, WeightEntry]:
-        """Those that the graph reads; an embedding table of its own is read by the runtime."""
+        """Tensors that the graph reads; a separate embedding table is read by the runtime."""
         return {
             name: entry
             for name, entry in self.tensors.items()
@@ -96,7 +96,7 @@ FORMAT = "hearth-weights-1"
 
 
 class WeightsNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What the head of the file says: whose weights, the digest of its data, the known answer."""
+    """Head of the file: source of the weights, digest of its data, the known answer."""
 
     format: str
     source: str
