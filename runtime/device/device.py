@@ -50,7 +50,7 @@ class Span(Protocol):
         """Seconds of the device for the span; None until its end. Raises what the work raised."""
 
 
-class Recorded(Protocol):
+class CapturedStep(Protocol):
     """Work that was captured; whoever has it closes it before what the work uses."""
 
     def launch(self, stream: Stream, /) -> None:
@@ -501,7 +501,7 @@ class Device(Protocol):
     def free_memory(self) -> int | None:
         """Bytes that are free in memory of the device's own; None where it shares the host's."""
 
-    def record(self, work: Callable[[], None]) -> Recorded | None:
+    def record(self, work: Callable[[], None]) -> CapturedStep | None:
         """Capture what `work` queues, which runs once on the way; None where nothing is queued."""
 
     def close(self) -> None:

@@ -21,9 +21,9 @@ from hearth.runtime.lora.lora_manager import LoRAManager
 from hearth.runtime.memory.estimates import prompt_graph_bytes
 from hearth.runtime.memory.system import available_memory
 from hearth.runtime.runner.bindings import StepBindings
+from hearth.runtime.runner.captured_steps import CapturedSteps, Execute
 from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
 from hearth.runtime.runner.pipeline_io import PipelineIO
-from hearth.runtime.runner.recordings import Execute, Recordings
 from hearth.runtime.runner.shared_resources import SharedResources
 from hearth.runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
 from hearth.runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
@@ -76,7 +76,7 @@ class LLMEngineRunner:
         self._inputs, self._logits, self._trees = io.step.inputs, io.step.logits, io.trees
         self._prompt = io.prompt
         self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
-        self._recorded = Recordings(config, device, self._steps)
+        self._captured = CapturedSteps(config, device, self._steps)
         # By rows and bucket: the batch of a decode step, its profile and its sizes.
         self._decodes: dict[tuple[int, int], tuple[int, int, InferenceDims]] = {}
         self._images: ImageMerge | None = None
@@ -230,7 +230,7 @@ class LLMEngineRunner:
     def launch_vanilla_decoding_step(self, rows: int) -> bool:
         """Launch the same step as captured with its sampling; False if it was not captured."""
         self._prepare_decode(rows)
-        if not self._recorded.launch():
+        if not self._captured.launch():
             return False
         self._caches.count([1] * rows)
         return True
@@ -246,7 +246,7 @@ class LLMEngineRunner:
         batch = self._steps.padded(rows)
         dims = InferenceDims.spec_verify(batch, width, caches.kv.bucket)
         self._steps.prepare(generation_profile(self._config, batch, second=True), dims)
-        if not self._recorded.launch():
+        if not self._captured.launch():
             self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
             self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, width)
@@ -317,7 +317,7 @@ class LLMEngineRunner:
             if picks is None:
                 self._steps.capture(profile, dims)
             else:
-                self._recorded.capture(profile, dims, partial(self._run_decode, batch, picks))
+                self._captured.capture(profile, dims, partial(self._run_decode, batch, picks))
 
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
@@ -327,7 +327,7 @@ class LLMEngineRunner:
             profile = generation_profile(self._config, batch, second=True)
             self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
             dims = InferenceDims.spec_verify(batch, width, bucket)
-            self._recorded.capture(profile, dims, partial(self._run_trees, batch, width))
+            self._captured.capture(profile, dims, partial(self._run_trees, batch, width))
 
     def _prepare_decode(self, rows: int) -> int:
         """Bind a decode step; the batch in which it runs."""
@@ -371,4 +371,4 @@ class LLMEngineRunner:
         with ExitStack() as closing:
             closing.callback(self._device.close)
             closing.callback(self.executor.close)
-            closing.callback(self._recorded.close)
+            closing.callback(self._captured.close)

@@ -12,9 +12,9 @@ from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.runner.bindings import StepBindings
+from hearth.runtime.runner.captured_steps import CapturedSteps, Execute
 from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece
 from hearth.runtime.runner.pipeline_io import DraftIO
-from hearth.runtime.runner.recordings import Execute, Recordings
 from hearth.runtime.runner.shared_resources import SharedResources
 from hearth.runtime.speculation.growth import DraftSteps, choose_growth
 from hearth.runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
@@ -85,7 +85,7 @@ class EagleDraftRunner:
             for step, prompt in ((io.entries, io.prompt), (io.growing, None))
         )
         self.caches = self._steps.caches
-        self._recorded = Recordings(config, device, self._steps)
+        self._captured = CapturedSteps(config, device, self._steps)
         self._base_lengths = resources.cache_managers[0].lengths
         self._growth = choose_growth(
             DraftSteps(
@@ -163,7 +163,7 @@ class EagleDraftRunner:
         shape, bucket = (batch, each), caches.kv.bucket
         self._steps.prepare(*self._entering(shape, bucket))
         work = partial(self._round, source, rows, shape, bucket)
-        self._recorded.run(work, 1 + self._growth.levels)
+        self._captured.run(work, 1 + self._growth.levels)
         self.take_proposal(entries.lengths[:rows], speculating, width)
 
     def propose_ahead(self, rows: int, paths: PendingPaths, width: int) -> bool:
@@ -178,11 +178,11 @@ class EagleDraftRunner:
         if not each or max(caches.row_lengths[:rows]) + each + self._growth.slots > bucket:
             return False
         self._steps.prepare(*self._entering((batch, each), bucket))
-        if not self._recorded.ready:
+        if not self._captured.ready:
             return False
         shape = PathShape(rows, batch, each, width)
         self._ops.enter_paths(self._inputs, paths, self._base_lengths, shape)
-        return self._recorded.launch(1 + self._growth.levels)
+        return self._captured.launch(1 + self._growth.levels)
 
     def take_proposal(self, counts: Sequence[int], speculating: Sequence[bool], width: int) -> None:
         """Keep as many entries of the first rows, and plant what was grown behind them."""
@@ -201,7 +201,7 @@ class EagleDraftRunner:
         for batch, bucket in self._steps.captured(batch_sizes):
             for width in widths:
                 self._capture_entries(source, (batch, width), bucket)
-            if self._growth.levels and not self._recorded.takes_work:
+            if self._growth.levels and not self._captured.takes_work:
                 self._growth.feed(batch)
                 self._growing.capture(*self._growth.step(batch, bucket))
 
@@ -212,7 +212,7 @@ class EagleDraftRunner:
         self._ops.put_entries(self._inputs, tokens, [1] * batch, none, tokens, filled=none)
         self._ops.feed_entries(self._inputs, source, self._hidden, self._grown, shape)
         work = partial(self._round, source, batch, shape, bucket)
-        self._recorded.capture(*self._entering(shape, bucket), work)
+        self._captured.capture(*self._entering(shape, bucket), work)
 
     def _entering(self, shape: tuple[int, int], bucket: int) -> tuple[int, InferenceDims]:
         profile = generation_profile(self._config, shape[0], second=True)
@@ -236,7 +236,7 @@ class EagleDraftRunner:
         """Free captured graphs and the engine."""
         with ExitStack() as closing:
             closing.callback(self.executor.close)
-            closing.callback(self._recorded.close)
+            closing.callback(self._captured.close)
 
     def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
         # A row without an entry runs padding, which nobody reads and nothing keeps.

@@ -7,7 +7,7 @@ import pytest
 from hearth.runtime.device.device import Stream
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.runner.recordings import Recordings
+from hearth.runtime.runner.captured_steps import CapturedSteps
 from tests.bench.running import run
 from tools import widths
 from tools.widths import Amounts, WidthTimes, parents, width_figures, width_times
@@ -83,7 +83,7 @@ def test_what_is_timed_was_captured(toy: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(EngineExecutor, "execute", counted)
     # What kernels record around a step is none of the executor's graphs.
-    monkeypatch.setattr(Recordings, "capture", lambda *_: None)
+    monkeypatch.setattr(CapturedSteps, "capture", lambda *_: None)
     amounts = Amounts(trees=(2, 5), prompt=128, windows=1, launches=2)
     width_times(toy, amounts)
     warm_up_and_window = 4

@@ -129,7 +129,7 @@ def test_hidden_states_are_saved_behind_those_of_a_step(
     assert np.array_equal(flat, before)
 
 
-class _Recorded:
+class _CapturedStep:
     """Work that is done anew each time that it is launched."""
 
     def __init__(self, work: Callable[[], None]) -> None:
@@ -153,14 +153,14 @@ def test_entries_and_all_that_grows_are_one_launch_where_they_can_be_captured(
     trees = []
     for recording in (False, True):
         draft = Draft(tree_folders("qwen3", dialect), 1, eagle)
-        made: list[_Recorded] = []
+        made: list[_CapturedStep] = []
 
-        def record(work: Callable[[], None], made: list[_Recorded] = made) -> _Recorded:
-            made.append(_Recorded(work))
+        def record(work: Callable[[], None], made: list[_CapturedStep] = made) -> _CapturedStep:
+            made.append(_CapturedStep(work))
             return made[-1]
 
         if recording:
-            draft.runner._recorded.takes_work = True
+            draft.runner._captured.takes_work = True
             with patch.object(CpuDevice, "record", lambda _, work: record(work)):
                 draft.runner.capture_draft_proposal_graph([1], draft.io.step.hidden[0])
             draft.runner.caches.rearrange(Arrangement.fresh([REQUEST]))

@@ -3,7 +3,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from hearth.runtime.config import LLMEngineRunnerConfig
-from hearth.runtime.device.device import Device, Recorded, Stream
+from hearth.runtime.device.device import CapturedStep, Device, Stream
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import BindingSnapshot
 from hearth.runtime.runner.bindings import StepBindings
@@ -14,7 +14,7 @@ Execute = Callable[[Stream], object]
 Work = Callable[[Execute], None]
 
 
-class Recordings:
+class CapturedSteps:
     """Work around a step, captured as one launch for each step that it runs.
 
     Only what an engine of kernels queues can be captured within something else.
@@ -27,7 +27,7 @@ class Recordings:
         """True if work is captured with the step that begins it; else the step alone."""
         self._device = device
         self._bindings = bindings
-        self._known: dict[BindingSnapshot, Recorded] = {}
+        self._known: dict[BindingSnapshot, CapturedStep] = {}
 
     def capture(self, profile: int, dims: InferenceDims, work: Work) -> None:
         """Capture a step, whose inputs are filled, or all of the `work` that runs it.
@@ -42,16 +42,16 @@ class Recordings:
             # Further steps of the work may be prepared on the way.
             snapshot = executor.snapshot
             try:
-                recorded = self._device.record(partial(work, executor.queue))
+                captured = self._device.record(partial(work, executor.queue))
             except HearthError as error:
                 if error.code == "device_lost":
                     raise
                 executor.counters.failed_captures += 1
                 executor.counters.failure = error.message
                 continue
-            if recorded is not None:
+            if captured is not None:
                 older = self._known.pop(snapshot, None)
-                self._known[snapshot] = recorded
+                self._known[snapshot] = captured
                 executor.counters.captures += 1
                 if older is not None:
                     older.close()
@@ -72,11 +72,11 @@ class Recordings:
         A launch that fails has done nothing: it is counted, and returns False as well.
         """
         executor = self._bindings.executor
-        recorded = self._known.get(executor.snapshot) if self._known and times else None
-        if recorded is None:
+        captured = self._known.get(executor.snapshot) if self._known and times else None
+        if captured is None:
             return False
         try:
-            recorded.launch(self._bindings.stream)
+            captured.launch(self._bindings.stream)
         except HearthError as error:
             if error.code == "device_lost":
                 raise
