@@ -55,7 +55,7 @@ def step_parts(
         ScratchPart("partials", partials, ATTENTION, ATTENTION),
         ScratchPart("attended", tokens * queries * item, ATTENTION, OUTPUT),
         ScratchPart("shrunk", tokens * _most_rank(config) * _FLOAT, QKV, DOWN),
-        ScratchPart("told", 2 * min(tokens, _FEW) * _most_rank(config) * _FLOAT, ENTER, DOWN),
+        ScratchPart("mailbox", 2 * min(tokens, _FEW) * _most_rank(config) * _FLOAT, ENTER, DOWN),
         ScratchPart("activations", tokens * config.intermediate_size * item, GATE, DOWN),
     ]
 

@@ -35,7 +35,7 @@ class Adapter(NamedTuple):
     most: int
 
 
-class Told(NamedTuple):
+class MailboxBuffers(NamedTuple):
     """Buffers of x A between blocks of a product: `place`, float32 [tokens, width].
 
     The next product uses `cleared`, whose `numbers` elements this one resets to the empty marker.
@@ -46,7 +46,7 @@ class Told(NamedTuple):
     numbers: int
 
 
-class SharedOut(NamedTuple):
+class ShrinkBlocks(NamedTuple):
     """Number of `blocks` that multiply by A, stages that they prefetch, bytes of a block."""
 
     blocks: int
@@ -60,12 +60,14 @@ class AddedArguments(ctypes.Structure):
     _fields_ = (*addresses("shrunk a b rank cleared"), *integers("width most numbers blocks"))
 
 
-def added_arguments(adapter: Adapter, told: Told | None, blocks: int) -> AddedArguments:
+def added_arguments(
+    adapter: Adapter, mailbox: MailboxBuffers | None, blocks: int
+) -> AddedArguments:
     """Make the adapter's arguments of a product.
 
     x A comes from `blocks` of the product itself through `mailbox`, or from an earlier launch.
     """
-    place, cleared, numbers = told or (adapter.shrunk, 0, 0)
+    place, cleared, numbers = mailbox or (adapter.shrunk, 0, 0)
     given = (adapter.a, adapter.b, adapter.rank)
     return AddedArguments(place, *given, cleared, adapter.width, adapter.most, numbers, blocks)
 
@@ -103,7 +105,7 @@ class Shrink:
         return Launch(self._functions[inputs], grid, 32 * _WARPS, 0, arguments, "shrink")
 
 
-class Relay:
+class LoraMailbox:
     """Double buffer in which blocks of a step's products pass x A on: float32 [tokens, width].
 
     An element that is not written yet is a NaN (csrc/lora/added.cuh). Each product resets the
@@ -124,16 +126,16 @@ class Relay:
         self._places = [address + 4 * self._numbers, address]
         return (address, self._numbers) if self._numbers else (0, 0)
 
-    def next(self) -> Told:
+    def next(self) -> MailboxBuffers:
         """Swap the buffers and return those of the next product of a step."""
         self._places.reverse()
         place, cleared = self._places
-        return Told(place, cleared, self._numbers)
+        return MailboxBuffers(place, cleared, self._numbers)
 
 
-def shared_out(
+def shrink_blocks(
     facts: GpuFacts, adapter: Adapter, tiles: NarrowTiles, *, matrices: int, ring: int, blocks: int
-) -> SharedOut | None:
+) -> ShrinkBlocks | None:
     """Plan the blocks of a product that multiply by A beside the others; None if they do not fit.
 
     They need multiprocessors of their own, so that all blocks of the grid are resident at once:
@@ -152,4 +154,4 @@ def shared_out(
     stages = min(blocks, max(_LEAST_STAGES, ring // _STAGE_BYTES), room // _STAGE_BYTES)
     if not count or not stages or not facts.dependent:
         return None
-    return SharedOut(count, stages, shared + _WARPS * max(0, stages * _STAGE_BYTES - ring))
+    return ShrinkBlocks(count, stages, shared + _WARPS * max(0, stages * _STAGE_BYTES - ring))

@@ -11,11 +11,11 @@ from hearth.runtime.device.cuda.programs import Kernels
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.kernels.adapters import (
     Adapter,
-    Relay,
-    SharedOut,
+    LoraMailbox,
     Shrink,
+    ShrinkBlocks,
     added_arguments,
-    shared_out,
+    shrink_blocks,
 )
 from hearth.runtime.executor.kernels.product_arguments import (
     GATED,
@@ -117,7 +117,7 @@ class Products:
         self._facts = facts
         self._bfloat = bool(dtype == np.dtype(ml_dtypes.bfloat16))
         self._scratch = self._rows = 0
-        self._relay = Relay()
+        self._mailbox = LoraMailbox()
         self._functions: dict[tuple[str, KernelConfig], Any] = {}
         self._shrink = Shrink(programs, bfloat=self._bfloat)
 
@@ -129,12 +129,12 @@ class Products:
         """Put the normed inputs of the launches to come, of a step of so many rows, there."""
         self._scratch, self._rows = address, rows
 
-    def use_relay(self, address: int, tokens: int, width: int) -> tuple[int, int]:
+    def use_mailbox(self, address: int, tokens: int, width: int) -> tuple[int, int]:
         """Set the mailbox of x A for the products of a step: twice float32 [tokens, width].
 
         Returns address and number of elements that must be reset before the first product.
         """
-        return self._relay.use(address, tokens, width)
+        return self._mailbox.use(address, tokens, width)
 
     def normed(  # noqa: PLR0917 (addresses and sizes, in the order of a step)
         self,
@@ -252,13 +252,13 @@ class Products:
 
     def _shrink_beside(
         self, given: Inputs, weights: Sequence[Weight], output: Output, adapter: Adapter
-    ) -> SharedOut | None:
+    ) -> ShrinkBlocks | None:
         """Plan the blocks of a product of few tokens that multiply by A; None: a launch does it."""
         if given.tokens > COLUMNS[0]:
             return None
         tiles = self._narrow_tiles(given, weights, output)
         ring = tiles.depth * tiles.eights * weights[0].form.eight_bytes
-        return shared_out(
+        return shrink_blocks(
             self._facts,
             adapter,
             tiles,
@@ -299,7 +299,7 @@ class Products:
         output: Output,
         *,
         adapter: Adapter | None,
-        beside: SharedOut | None,
+        beside: ShrinkBlocks | None,
     ) -> Launch:
         form = weights[0].form
         if any(weight.form != form for weight in weights):
@@ -325,8 +325,8 @@ class Products:
         few = self._rows == 1 and given.tokens <= COLUMNS[0] and adapter is None
         arguments.early = _REHEARSED if chosen.rehearsed else given.tokens == 1 or few
         if adapter is not None:
-            told, count = (self._relay.next(), beside.blocks) if beside else (None, 0)
-            arguments.added = added_arguments(adapter, told, count)
+            mailbox, count = (self._mailbox.next(), beside.blocks) if beside else (None, 0)
+            arguments.added = added_arguments(adapter, mailbox, count)
         function, blocks, shared, _, threads, apart, _ = chosen
         return Launch(function, blocks, threads, shared, arguments, name, apart)
 
@@ -349,7 +349,7 @@ class Products:
         weights: Sequence[Weight],
         output: Output,
         common: ProductConfig,
-        beside: SharedOut | None,
+        beside: ShrinkBlocks | None,
     ) -> _Chosen | None:
         tiles = self._narrow_tiles(given, weights, output)
         if takes_many(tiles):

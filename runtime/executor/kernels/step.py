@@ -198,7 +198,7 @@ class DecoderStep:
         widths = [
             size[0] for name, size in shapes.items() if name.startswith("lora_a_") and size[1]
         ]
-        cleared = products.use_relay(place["told"], tokens, max(widths, default=0))
+        cleared = products.use_mailbox(place["mailbox"], tokens, max(widths, default=0))
         made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at), cleared)]
         for index, layer in enumerate(self._layers):
             q, k, v, o, gate, up, down = (

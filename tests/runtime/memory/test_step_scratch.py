@@ -94,6 +94,6 @@ def test_parts_have_the_sizes_of_a_step(tokens: int) -> None:
         "partials": 9,
         "attended": tokens * 2 * 8 * 4,
         "shrunk": 0,
-        "told": 0,
+        "mailbox": 0,
         "activations": tokens * 32 * 4,
     }

@@ -46,7 +46,7 @@ class Layer:
         given = [Weight(one, rows, form) for one, rows in zip(weights, self.matrices, strict=True)]
         shrunk = lab.poison((tokens, len(self.a)), np.float32).address
         width = len(self.a)
-        products.use_relay(lab.poison((2, tokens, width), np.float32).address, tokens, width)
+        products.use_mailbox(lab.poison((2, tokens, width), np.float32).address, tokens, width)
         adapter = None
         if rank is not None:
             told = lab.put(np.array([rank], np.int32)).address

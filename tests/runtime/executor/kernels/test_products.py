@@ -213,7 +213,7 @@ def adapter(matrices: int) -> Adapter:
 
 def test_blocks_of_a_product_of_few_tokens_multiply_by_an_adapter() -> None:
     made = Made()
-    assert made.products.use_relay(1 << 20, 8, 48) == (1 << 20, 384)
+    assert made.products.use_mailbox(1 << 20, 8, 48) == (1 << 20, 384)
     weights = [weight(2048), weight(1024), weight(1024)]
     (launch,) = made.products.normed(X, GAIN, EPS, weights, 1024, 8, OUT, adapter=adapter(3))
     (request,) = made.requests
@@ -231,7 +231,7 @@ def test_products_tell_one_another_in_turns() -> None:
     made = Made()
     for tokens, numbers in ((8, 384), (1, 48)):
         places = (1 << 20, (1 << 20) + 4 * numbers)
-        assert made.products.use_relay(places[0], tokens, 48) == (places[0], numbers)
+        assert made.products.use_mailbox(places[0], tokens, 48) == (places[0], numbers)
         for turn in range(3):
             (launch,) = made.products.residual(
                 X, weight(1024), 2048, tokens, OUT, adapter=adapter(1)
@@ -244,7 +244,7 @@ def test_products_tell_one_another_in_turns() -> None:
 
 def test_blocks_that_take_groups_in_turn_leave_some_multiprocessors() -> None:
     made = Made()
-    made.products.use_relay(1 << 20, 1, 128)
+    made.products.use_mailbox(1 << 20, 1, 128)
     wide = Adapter(0x10, 0x20, 0x30, 0x40, 128, 64)
     (launch,) = made.products.gated(
         X, GAIN, EPS, weight(9728), weight(9728), 2560, 1, OUT, adapter=wide

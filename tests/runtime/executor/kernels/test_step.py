@@ -40,7 +40,7 @@ class Recorder:
 
     ticket_bytes = scratch_bytes
 
-    def use_relay(self, address: int, tokens: int, width: int) -> tuple[int, int]:
+    def use_mailbox(self, address: int, tokens: int, width: int) -> tuple[int, int]:
         return (address, tokens * width) if width else (0, 0)
 
     def stages(self, *_: Any) -> bool:
@@ -166,7 +166,7 @@ def test_numbers_of_x_a_are_cleared_in_their_place_alone() -> None:
     dims = InferenceDims.decode(4, 64)
     (begin, *_) = step.step.launches(step.bindings(dims))
     arguments: Any = begin.arguments
-    assert arguments.cleared == BASE + step.step._offsets["told"]
+    assert arguments.cleared == BASE + step.step._offsets["mailbox"]
     # Three matrices, sixteen ranks each, four at a time.
     assert arguments.numbers == 4 * 48 // 4
     none = [
