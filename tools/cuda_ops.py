@@ -157,7 +157,7 @@ def time_trees(clock: Clock, rows: int) -> Figures:
         "extend": (lambda: ops.extend_proposal(proposal, rows, top_k, level, last=False), CALLS),
         "finish": (lambda: ops.finish_proposal(proposal, trees, [True] * rows, NODES), CALLS),
         "feed_verify": (lambda: ops.feed_verify(steps, trees, rows, NODES), CALLS),
-        "plant": (lambda: ops.plant(trees, every, every - 1), 6),
+        "upload_tree": (lambda: ops.upload_tree(trees, every, every - 1), 6),
         "gather": (lambda: ops.gather_rows(wide, NODES, index, kept), 12),
     }
     # Without a start every table would be empty.
@@ -179,7 +179,7 @@ def time_walks(clock: Clock, rows: int) -> Figures:
     for node in range(DEPTH):
         logits[:, node, node + 1] += np.float32(40)
     trees = _trees(clock.gpu, rows)
-    clock.gpu.tree_ops.plant(trees, ids, parents)
+    clock.gpu.tree_ops.upload_tree(trees, ids, parents)
     sampler = _sampler(clock.gpu, logits, trees)
     history = RowRequest(token_ids=[VOCAB - 1] * 3, prompt_length=2)
     figures: Figures = {}

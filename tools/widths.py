@@ -254,7 +254,7 @@ class _Steps:
         self._fill()
         ids = np.full((1, nodes), _TOKEN, np.int32)
         before = np.array([parents(nodes)], np.int32)
-        self._device.tree_ops.plant(self._trees, ids, before)
+        self._device.tree_ops.upload_tree(self._trees, ids, before)
         self._runner.execute_eagle_base_tree_decoding_step(1, nodes)
         self._runner.executor.capture_graph(self._bindings.stream)
         return self._launches()

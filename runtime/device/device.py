@@ -29,8 +29,8 @@ class Stream(Protocol):
         """Return when everything that was queued has ended; raises what it raised."""
 
 
-class Mark(Protocol):
-    """A point in the stream."""
+class StreamEvent(Protocol):
+    """Event of the stream: a point between its works."""
 
     def query(self) -> bool:
         """Return True if all work queued before it has ended; raises what that work raised."""
@@ -79,7 +79,7 @@ class PendingSamples(Protocol):
         """
 
 
-class RecordedPicks(Protocol):
+class CapturedSampler(Protocol):
     """Sampling captured with decode steps; it advances the filled slots of its rows."""
 
     def expect(self, rows: int) -> None:
@@ -328,7 +328,9 @@ class StepOps(Protocol):
 class TreeOps(Protocol):
     """Ops that build token trees and the steps around them, queued on the device's stream."""
 
-    def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+    def upload_tree(
+        self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]
+    ) -> None:
         """Write trees [rows, width] that were made on the host; node 0 may hold any id."""
 
     def feed_verify(self, buffers: StepBuffers, trees: TreeBuffers, rows: int, width: int) -> None:
@@ -369,7 +371,7 @@ class TreeOps(Protocol):
     ) -> None:
         """The best `width` entries of each table as a tree; node 0 alone where not speculating."""
 
-    def follow_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
+    def draft_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
         """The best tokens by logits [rows, 1, Vd] as node `level` + 1 of each row's tree.
 
         Trees are [rows, nodes]. Unless it is the last node, its draft step is fed: embedding,
@@ -393,7 +395,7 @@ class BatchSampler(Protocol):
     """
 
     @property
-    def recording(self) -> RecordedPicks | None:
+    def captured_sampler(self) -> CapturedSampler | None:
         """Sampling of a decode step as part of its capture; None if it is not captured."""
 
     def rearrange(self, arrangement: Arrangement) -> None:
@@ -486,8 +488,8 @@ class Device(Protocol):
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
         """A sampler over these buffers."""
 
-    def mark(self) -> Mark:
-        """A point behind all that has been queued; the one that was marked before is void."""
+    def record_event(self) -> StreamEvent:
+        """Record an event behind all queued work; the one recorded before is void."""
 
     def span(self) -> Span:
         """The beginning of a span; there may be any number of them."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.device.device import Device, Mark
+from hearth.runtime.device.device import Device, StreamEvent
 from hearth.runtime.errors import HearthError
 from hearth.runtime.ewma import Ewma
 from hearth.runtime.generation.in_flight import InFlightStep
@@ -43,7 +43,7 @@ class TowerCall(NamedTuple):
     """A call of the tower that was queued, and its end; None where it could not be queued."""
 
     call: Call
-    ends: Mark | None
+    ends: StreamEvent | None
 
 
 class TowerBudget:
@@ -150,11 +150,11 @@ class TowerTurns:
             most = self._budget.patches(most)
         call, started = take_call(self._pieces, most), time.monotonic()
         self._in_flight = self._was_last = True
-        ends: Mark | None = None
+        ends: StreamEvent | None = None
         error: HearthError | None = None
         try:
             self._runner.queue(call, {n: one.work.patches for n, one in self.pictures.items()})
-            ends = self._device.mark()
+            ends = self._device.record_event()
         except (HearthError, MemoryError) as failure:
             error = _failure(failure)
         host_s = time.monotonic() - started

@@ -22,7 +22,7 @@ class VanillaStrategy:
         self._runner = runner
         self._config = runner.get_engine_config()
         # Where other engines are captured, nothing is captured with them.
-        self._picks = sampler.recording if self._config.backend == "kernels" else None
+        self._captured = sampler.captured_sampler if self._config.backend == "kernels" else None
 
     def prefill_step(
         self, context: DecodingInferenceContext, chunk: Chunk
@@ -51,12 +51,12 @@ class VanillaStrategy:
     def decode_step(self, context: DecodingInferenceContext) -> InFlightStep[PendingSamples]:
         """Queue a step that runs the newest token of every decoding row and picks the next."""
         started = time.monotonic()
-        rows, picks = context.decoders, self._picks
+        rows, captured = context.decoders, self._captured
         count = len(rows)
-        if picks is not None:
-            picks.expect(count)
-        if picks is not None and self._runner.launch_vanilla_decoding_step(count):
-            samples = picks.samples()
+        if captured is not None:
+            captured.expect(count)
+        if captured is not None and self._runner.launch_vanilla_decoding_step(count):
+            samples = captured.samples()
         else:
             self._runner.execute_vanilla_decoding_step(count)
             samples = self.sampler.sample(count)
@@ -75,10 +75,10 @@ class VanillaStrategy:
 
     def capture(self, batch_sizes: Sequence[int]) -> None:
         """Capture the decode step of each of these batch sizes, between batches."""
-        if self._picks is not None:
+        if self._captured is not None:
             # A capture runs the step.
-            self._picks.expect(0)
-        self._runner.capture_vanilla_decoding_graph(batch_sizes, self._picks)
+            self._captured.expect(0)
+        self._runner.capture_vanilla_decoding_graph(batch_sizes, self._captured)
 
 
 def _pieces(

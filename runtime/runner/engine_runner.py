@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.batch import RowOwner
 from hearth.runtime.config import LLMEngineRunnerConfig
-from hearth.runtime.device.device import Device, RecordedPicks
+from hearth.runtime.device.device import CapturedSampler, Device
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.images import EmbeddingStore
@@ -303,21 +303,21 @@ class LLMEngineRunner:
         found.seconds = time.monotonic() - began
 
     def capture_vanilla_decoding_graph(
-        self, batch_sizes: Iterable[int], picks: RecordedPicks | None = None
+        self, batch_sizes: Iterable[int], sampler: CapturedSampler | None = None
     ) -> None:
         """Capture the decode step of each batch size in every bucket, between batches.
 
-        With `picks`, where they can be captured with it, it becomes what
-        `launch_vanilla_decoding_step` launches.
+        With `sampler`, sampling is captured as part of it, for `launch_vanilla_decoding_step`;
+        backends other than kernels capture the step alone.
         """
         for batch, bucket in self._steps.captured(batch_sizes):
             self._ops.feed_decode(self._inputs, batch)
             dims = InferenceDims.decode(batch, bucket)
             profile = generation_profile(self._config, batch)
-            if picks is None:
+            if sampler is None:
                 self._steps.capture(profile, dims)
             else:
-                self._captured.capture(profile, dims, partial(self._run_decode, batch, picks))
+                self._captured.capture(profile, dims, partial(self._run_decode, batch, sampler))
 
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
@@ -343,10 +343,10 @@ class LLMEngineRunner:
         self._steps.prepare(profile, dims)
         return batch
 
-    def _run_decode(self, batch: int, picks: RecordedPicks, execute: Execute) -> None:
+    def _run_decode(self, batch: int, sampler: CapturedSampler, execute: Execute) -> None:
         self._ops.feed_decode(self._inputs, batch)
         execute(self._steps.stream)
-        picks.queue(batch)
+        sampler.queue(batch)
 
     def _run_trees(self, batch: int, width: int, execute: Execute) -> None:
         self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)

@@ -122,7 +122,7 @@ class ChainGrowth:
 
     def feed(self, batch: int, level: int = 0) -> None:
         """Take the best tokens as nodes, and fill the step of the next level."""
-        self._steps.device.tree_ops.follow_chain(self._chain, batch, self._nodes, level)
+        self._steps.device.tree_ops.draft_chain(self._chain, batch, self._nodes, level)
 
     def finish(self, speculating: Sequence[bool], width: int) -> None:
         """Every node follows the one before it."""

@@ -130,7 +130,7 @@ class LookupProposer:
         for place, tokens in enumerate(proposals):
             ids[place, 1 : 1 + len(tokens)] = tokens
             parents[place, : 1 + len(tokens)] = np.arange(-1, len(tokens))
-        self._ops.plant(trees, ids, parents)
+        self._ops.upload_tree(trees, ids, parents)
         return [1 + len(tokens) for tokens in proposals]
 
     def ahead(

@@ -67,7 +67,7 @@ class VisionRunner:
     def run(self, call: Call, images: Images, out: Images) -> None:
         """Do one call of `plan_calls` and wait for it; raises as `encode` does."""
         self.queue(call, images)
-        self._device.mark().wait()
+        self._device.record_event().wait()
         self.collect(call, out)
 
     def queue(self, call: Call, images: Images) -> None:

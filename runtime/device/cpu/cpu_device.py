@@ -33,8 +33,8 @@ def cpu_instructions() -> frozenset[str]:
     return frozenset(names.partition(":")[2].split())
 
 
-class HostMark:
-    """A point that has been reached."""
+class HostEvent:
+    """Event of the CPU, which has always been reached."""
 
     def query(self) -> bool:
         """Return True: all queued work has ended."""
@@ -113,9 +113,9 @@ class CpuDevice:
         """A span that begins now."""
         return HostSpan()
 
-    def mark(self) -> "HostMark":
+    def record_event(self) -> "HostEvent":
         """Return an event that has been reached: all work has ended."""
-        return HostMark()
+        return HostEvent()
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
         """Copy the beginning of a buffer."""

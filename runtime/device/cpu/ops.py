@@ -147,7 +147,7 @@ class Ready(Generic[Row]):
 class CpuBatchSampler:
     """Sampler with NumPy on the calling thread."""
 
-    recording = None
+    captured_sampler = None
 
     def __init__(self, buffers: SamplerBuffers) -> None:
         self._vocab_size = buffers.logits.shape[-1]

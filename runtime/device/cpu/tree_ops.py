@@ -14,7 +14,9 @@ from hearth.runtime.tensors.tensor import Tensor
 class CpuTreeOps:
     """Ops that build token trees and the steps around them with NumPy on the calling thread."""
 
-    def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+    def upload_tree(
+        self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]
+    ) -> None:
         """Copy trees [rows, width]."""
         trees.ids.view(ids.shape)[...] = ids
         trees.parents.view(parents.shape)[...] = parents
@@ -72,9 +74,9 @@ class CpuTreeOps:
         found = token_trees.finish_proposal(
             _arrays(proposal, rows), np.array(speculating, np.bool_), width
         )
-        self.plant(trees, *found)
+        self.upload_tree(trees, *found)
 
-    def follow_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
+    def draft_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
         """The best tokens as nodes of a level, and the draft's step behind them."""
         logits = chain.logits.view((rows, chain.logits.shape[-1]))
         full_ids = None if chain.full_ids is None else chain.full_ids.array

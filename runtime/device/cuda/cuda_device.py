@@ -122,7 +122,7 @@ class CudaDevice:
             undo.callback(self.stream.close)
             self._copies = CudaStream(context)
             undo.callback(self._copies.close)
-            self._mark = CudaEvent(context)
+            self._event = CudaEvent(context)
             self.memory = CudaMemory(context, reserve)
             undo.callback(self.memory.close)
             undo.callback(context.close_events)
@@ -199,10 +199,10 @@ class CudaDevice:
         self.stream.synchronize()
         return array
 
-    def mark(self) -> CudaEvent:
-        """A point behind all that has been queued; the one that was marked before is void."""
-        self._mark.record(self.stream)
-        return self._mark
+    def record_event(self) -> CudaEvent:
+        """Record an event behind all queued work; the one recorded before is void."""
+        self._event.record(self.stream)
+        return self._event
 
     def span(self) -> CudaSpan:
         """A span that begins behind all that has been queued."""

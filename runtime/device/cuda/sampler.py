@@ -38,7 +38,7 @@ Draw = Callable[[SampleSlot, int], CudaPendingSamples]
 """Call that queues the work behind the scan of so many rows, whose results are in the slot."""
 
 
-class CudaRecordedPicks:
+class CudaCapturedSampler:
     """Scans as part of captured steps, and the draws of rows behind them.
 
     A captured launch has no argument for its slot of results: host and device count slots alike.
@@ -170,7 +170,7 @@ _SCAN_THREADS = 256
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
 # SLOTS of csrc/sampling/rows.cuh.
-RECORDED_SLOTS = 4
+CAPTURED_SLOTS = 4
 
 
 class BatchArguments(ctypes.Structure):
@@ -259,7 +259,7 @@ class CudaBatchSampler:
             self._scan.launch(self._blocks, rows)
         return self._pending(slot, rows, first, picked)
 
-    def _draw_recorded(self, slot: SampleSlot, rows: int) -> CudaPendingSamples:
+    def _draw_captured(self, slot: SampleSlot, rows: int) -> CudaPendingSamples:
         batch = self._batch
         batch.results = slot.address
         batch.first, batch.picked = 0, rows
@@ -317,13 +317,13 @@ class CudaBatchSampler:
             library.prepare("sampling/sampling", name, options, THREADS, arguments)
             for name in ("weigh_rows", "pick_rows")
         )
-        self.recording = CudaRecordedPicks(
+        self.captured_sampler = CudaCapturedSampler(
             memory,
             self._stream,
-            SampleRing(library.context, memory, self._capacity, RECORDED_SLOTS),
+            SampleRing(library.context, memory, self._capacity, CAPTURED_SLOTS),
             batch=self._batch,
             scan=(self._scan, self._blocks),
-            draw=self._draw_recorded,
+            draw=self._draw_captured,
         )
         """Sampling of a decode step as part of its capture."""
         self._moves = TokenMoves()

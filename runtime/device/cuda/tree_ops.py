@@ -178,7 +178,7 @@ class CudaProposal:
         for word in range(_ROW_WORDS):
             finish.speculating[word] = bits >> (word * _WORD_BITS) & 0xFFFFFFFF
         if rows:
-            self._plant.launch(-(-size * _WARP // _PROPOSAL_THREADS), rows)
+            self._finish_tree.launch(-(-size * _WARP // _PROPOSAL_THREADS), rows)
 
     def _take(self, rows: int, top_k: int) -> None:
         if rows > self._rows or not 0 < top_k <= min(self._most_k, self._arguments.slots):
@@ -193,7 +193,7 @@ class CudaProposal:
         self._extend = library.prepare(
             "tree/tree", "extend_tree", options, _PROPOSAL_THREADS, proposal
         )
-        self._plant = library.prepare(
+        self._finish_tree = library.prepare(
             "tree/tree", "finish_tree", options, _PROPOSAL_THREADS, (*proposal, self._finish)
         )
 
@@ -286,7 +286,9 @@ class CudaTreeOps:
         self._gathers: dict[str, KernelLaunch] = {}
         self._index: Tensor | None = None
 
-    def plant(self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]) -> None:
+    def upload_tree(
+        self, trees: TreeBuffers, ids: NDArray[np.int32], parents: NDArray[np.int32]
+    ) -> None:
         """Write trees [rows, width] of the host."""
         for tensor, array in ((trees.ids, ids), (trees.parents, parents)):
             tensor.check(array.shape)
@@ -332,7 +334,7 @@ class CudaTreeOps:
         """The best `width` entries of each table as a tree."""
         self._proposal(proposal).finish(trees, speculating, width)
 
-    def follow_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
+    def draft_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
         """The best tokens as nodes of a level, and the draft's step behind them."""
         step = self._chains.get(chain)
         if step is None:

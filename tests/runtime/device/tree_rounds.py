@@ -182,7 +182,7 @@ class Rounds:
             absent = self.width - width
             ids, parents = draw_tree(self.rng, width, text[length:])
             trees.append((ids + [0] * absent, parents + [-2] * absent))
-        self.ops.plant(
+        self.ops.upload_tree(
             self.trees,
             np.array([ids for ids, _ in trees], np.int32),
             np.array([parents for _, parents in trees], np.int32),

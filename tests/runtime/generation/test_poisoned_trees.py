@@ -95,7 +95,7 @@ class PoisonedProposer(LookupProposer):
                 right = [*self._known[row.number], 0, 0][given : given + 2]
                 ids[place, 1:] = [POISON if row.number in self._poisoned else 12, *right]
                 parents[place, 1:] = [0, 0, 2]
-        self._ops.plant(trees, ids, parents)
+        self._ops.upload_tree(trees, ids, parents)
         return [4 if wanted else 1 for wanted in speculating]
 
 

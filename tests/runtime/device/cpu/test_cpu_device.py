@@ -22,8 +22,8 @@ def test_memory_is_zeroed_and_constants_are_not_copied() -> None:
 
 def test_a_mark_is_reached_and_buffers_are_read_from_their_beginning() -> None:
     device = CpuDevice()
-    assert device.mark().query()
-    device.mark().wait()
+    assert device.record_event().query()
+    device.record_event().wait()
     out = np.zeros((2, 2), np.float32)
     device.fetch(device.constant("x", np.arange(6, dtype=np.float32)), out)
     assert out.tolist() == [[0, 1], [2, 3]]

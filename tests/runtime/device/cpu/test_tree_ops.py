@@ -74,7 +74,7 @@ def test_a_verification_is_fed_from_the_planted_trees(index: type[Any], width: i
         list(range(-1, width - 1)),
     ]
     ids = np.arange(ROWS * width, dtype=np.int32).reshape(ROWS, width) % 12
-    OPS.plant(trees, ids, np.array(parents, np.int32))
+    OPS.upload_tree(trees, ids, np.array(parents, np.int32))
     OPS.feed_verify(buffers, trees, ROWS, width)
     ids[:, 0] = [4, 6, -1]
     assert trees.ids.view((ROWS, width)).tolist() == ids.tolist()
@@ -95,7 +95,7 @@ def test_a_verification_is_fed_from_the_planted_trees(index: type[Any], width: i
 
 def test_an_engine_without_a_mask_is_fed_all_else() -> None:
     buffers, trees = _steps(masked=False), _trees()
-    OPS.plant(trees, np.array([[0, 3, 5]], np.int32), np.array([[-1, 0, 1]], np.int32))
+    OPS.upload_tree(trees, np.array([[0, 3, 5]], np.int32), np.array([[-1, 0, 1]], np.int32))
     OPS.feed_verify(buffers, trees, 1, 3)
     assert buffers.attention_pos_id.view((1, 3)).tolist() == [[10, 11, 12]]
     assert buffers.inputs_embeds.view((1, 3, 2))[0, :, 0].tolist() == [8, 6, 10]

@@ -147,7 +147,7 @@ def run_walks(
             )
         )
         for size in (2, width):
-            gpu.tree_ops.plant(trees, *tree_buffers.random_trees(rng, rows, size))
+            gpu.tree_ops.upload_tree(trees, *tree_buffers.random_trees(rng, rows, size))
             paths = sampler.verify(rows, size).result()
     sys.stdout.write(f"{[path.nodes for path in paths if path]}\n")
 

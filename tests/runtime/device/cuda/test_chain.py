@@ -76,8 +76,8 @@ def test_each_level_is_a_node_and_feeds_the_next_step(
                         tensor.array[...] = array
                     else:
                         on.put(tensor, array)
-            cpu.follow_chain(host, rows, NODES, level)
-            gpu.tree_ops.follow_chain(device, rows, NODES, level)
+            cpu.draft_chain(host, rows, NODES, level)
+            gpu.tree_ops.draft_chain(device, rows, NODES, level)
             assert_same(gpu, device.step, host.step)
             assert_same(gpu, device.trees, host.trees)
             assert_same(gpu, device[3:4], host[3:4])
@@ -92,4 +92,4 @@ def test_levels_that_a_chain_does_not_have_are_refused(gpu: CudaDevice) -> None:
         (1, 9, 0),
     ):
         with pytest.raises(HearthError, match="have no level"):
-            gpu.tree_ops.follow_chain(device, rows, nodes, level)
+            gpu.tree_ops.draft_chain(device, rows, nodes, level)

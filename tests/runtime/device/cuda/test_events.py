@@ -8,16 +8,16 @@ pytestmark = pytest.mark.gpu
 SIZE = 1 << 22
 
 
-def test_what_was_queued_before_a_mark_can_be_fetched_behind_it(gpu: CudaDevice) -> None:
+def test_what_was_queued_before_an_event_can_be_fetched_behind_it(gpu: CudaDevice) -> None:
     numbers = np.arange(SIZE, dtype=np.float32)
     tensor = gpu.constant("numbers", numbers)
     copied = gpu.zeros("copied", (SIZE,), numbers.dtype)
     out = np.zeros((SIZE // 4, 2), np.float32)
     for factor in (1, 2):
         gpu.image_ops.splice(copied.part("copied", 0, (1, SIZE)), 0, numbers[None] * factor)
-        mark = gpu.mark()
-        mark.wait()
-        assert mark.query()
+        event = gpu.record_event()
+        event.wait()
+        assert event.query()
         gpu.fetch(copied, out)
         assert np.array_equal(out.reshape(-1), numbers[: SIZE // 2] * factor)
     gpu.fetch(tensor.part("end", SIZE - 4, (4,)), out[0, :1])
@@ -35,13 +35,13 @@ def test_spans_are_measured_beside_each_other(gpu: CudaDevice) -> None:
     spans = []
     # The first of a kind is set up on the way.
     gpu.copy(tensor, None)
-    gpu.mark().wait()
+    gpu.record_event().wait()
     for copies in (1, 500):
         spans.append(gpu.span())
         for _ in range(copies):
             gpu.copy(tensor, None)
         spans[-1].end()
-    gpu.mark().wait()
+    gpu.record_event().wait()
     one, many = (span.seconds for span in spans)
     assert one is not None
     assert many is not None

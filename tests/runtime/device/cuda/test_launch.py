@@ -13,7 +13,7 @@ from hearth.runtime.device.cuda.element_types import copy_unit, float_type, inde
 from hearth.runtime.device.cuda.launch import KernelLaunch, Launch, Launcher, pack_arguments
 from hearth.runtime.device.cuda.ops import FeedArguments, LengthsArguments
 from hearth.runtime.device.cuda.sample_ring import RESULT
-from hearth.runtime.device.cuda.sampler import RECORDED_SLOTS, BatchArguments
+from hearth.runtime.device.cuda.sampler import CAPTURED_SLOTS, BatchArguments
 from hearth.runtime.device.cuda.storage import (
     MOVES,
     Moves,
@@ -153,7 +153,7 @@ def test_structures_have_the_sizes_of_the_kernels() -> None:
 
 def test_host_and_device_take_turns_among_as_many_slots_of_recorded_picks() -> None:
     source = (files("hearth.runtime.csrc") / "sampling" / "rows.cuh").read_text()
-    assert f"#define SLOTS {RECORDED_SLOTS}\n" in source
+    assert f"#define SLOTS {CAPTURED_SLOTS}\n" in source
 
 
 @pytest.mark.parametrize(

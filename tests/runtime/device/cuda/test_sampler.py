@@ -226,7 +226,7 @@ def test_steps_are_read_while_the_next_one_runs(gpu: CudaDevice) -> None:
         pending[2].result()
 
 
-def test_recorded_picks_are_those_of_other_steps_and_count_the_slots_of_their_rows(
+def test_captured_samples_are_those_of_other_steps_and_count_the_slots_of_their_rows(
     gpu: CudaDevice,
 ) -> None:
     rng, vocab = np.random.default_rng(5), 3000
@@ -237,9 +237,9 @@ def test_recorded_picks_are_those_of_other_steps_and_count_the_slots_of_their_ro
         request(RequestOptions(temperature=0, frequency_penalty=1.5), [4, 9], 1),
     ]
     usual, bench = Bench(gpu, vocab, rows), Bench(gpu, vocab, rows)
-    picks = bench.sampler.recording
-    picks.expect(0)
-    recorded = gpu.record(lambda: picks.queue(4))
+    sampler = bench.sampler.captured_sampler
+    sampler.expect(0)
+    captured = gpu.record(lambda: sampler.queue(4))
     assert not gpu.read(bench.buffers.lengths).any()
     starts = [7, 0, 30, 2]
     gpu.ops.set_lengths(bench.buffers.lengths, starts)
@@ -248,9 +248,9 @@ def test_recorded_picks_are_those_of_other_steps_and_count_the_slots_of_their_ro
     for live in (4, 4, 2, 2, 3, 1, 4, 4, 3):
         logits = random_logits(rng, 4, vocab)
         gpu.ring.upload(bench.buffers.logits.address, logits)
-        picks.expect(live)
-        recorded.launch(gpu.stream)
-        pending = picks.samples()
+        sampler.expect(live)
+        captured.launch(gpu.stream)
+        pending = sampler.samples()
         starts[:live] = [one + 1 for one in starts[:live]]
         assert gpu.read(bench.buffers.lengths).tolist() == starts
         if before is not None:
@@ -259,13 +259,13 @@ def test_recorded_picks_are_those_of_other_steps_and_count_the_slots_of_their_ro
         before, wanted = pending, usual.step(logits[:live], starts[:live])
         tokens = [gpu.read(one.buffers.next_tokens)[:live].tolist() for one in (bench, usual)]
         assert tokens[0] == tokens[1]
-    # A step that is not recorded takes no turn.
+    # A step that is not captured takes no turn.
     gpu.ring.upload(bench.buffers.logits.address, logits)
     gpu.ops.set_lengths(bench.buffers.lengths, starts)
     assert bench.sampler.sample(3).result() == usual.step(logits[:3], starts[:3])
     assert before is not None
     assert before.result() == wanted
-    recorded.close()
+    captured.close()
 
 
 def test_settings_are_checked(gpu: CudaDevice) -> None:

@@ -109,7 +109,7 @@ def test_an_op_of_a_proposal_is_one_launch(queue: Queue) -> None:
     assert queue.counts() == (1, 0)
     ops.feed_verify(steps, trees, 3, 60)
     assert queue.counts() == (1, 0)
-    ops.plant(trees, np.zeros((3, 5), np.int32), np.zeros((3, 5), np.int32))
+    ops.upload_tree(trees, np.zeros((3, 5), np.int32), np.zeros((3, 5), np.int32))
     assert queue.counts() == (0, 2)
     ops.gather_rows(steps.inputs_embeds, 60, np.zeros((2, 7), np.int32), steps.inputs_embeds)
     assert queue.counts() == (1, 1)

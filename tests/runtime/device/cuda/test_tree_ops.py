@@ -55,7 +55,7 @@ def test_planted_trees_feed_a_verification(
         for size in {1, (width + 1) // 2, width}:
             ids, parents = random_trees(rng, rows, size)
             for ops, steps, target in ((CPU, host, trees), (gpu.tree_ops, device, planted)):
-                ops.plant(target, ids, parents)
+                ops.upload_tree(target, ids, parents)
                 ops.feed_verify(steps, target, rows, size)
             assert_same(gpu, planted, trees)
             assert_same(gpu, device, host)
@@ -164,4 +164,4 @@ def test_what_does_not_fit_is_refused(gpu: CudaDevice) -> None:
     with pytest.raises(HearthError, match="cannot gather"):
         ops.gather_rows(steps.inputs_embeds, 2, np.full((1, 1), 2, np.int32), steps.inputs_embeds)
     with pytest.raises(HearthError, match="asks ids for shape"):
-        ops.plant(trees, *(np.zeros((9, 8), np.int32),) * 2)
+        ops.upload_tree(trees, *(np.zeros((9, 8), np.int32),) * 2)

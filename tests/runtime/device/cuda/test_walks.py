@@ -54,7 +54,7 @@ class Bench:
         sampler.rearrange(Arrangement.fresh(rows))
         return device, sampler
 
-    def plant(
+    def upload_tree(
         self,
         ids: NDArray[np.int32],
         parents: NDArray[np.int32],
@@ -70,7 +70,7 @@ class Bench:
         self.gpu.ring.upload(self.device.logits.address, logits)
         self.gpu.ops.set_lengths(self.device.lengths, starts)
         assert self.device.trees is not None
-        self.gpu.tree_ops.plant(self.device.trees, ids, parents)
+        self.gpu.tree_ops.upload_tree(self.device.trees, ids, parents)
 
 
 def random_round(
@@ -126,7 +126,7 @@ def test_walks_follow_each_rows_own_settings(
     longest = 0
     for _ in range(24):
         ids, parents, logits, starts = random_round(rng, 8, width, vocab)
-        bench.plant(ids, parents, logits, starts)
+        bench.upload_tree(ids, parents, logits, starts)
         paths = bench.sampler.verify(8, width).result()
         for row, path in enumerate(paths):
             assert_walk(bench, row, path, ids, parents)
@@ -158,7 +158,7 @@ def test_walks_are_those_of_numpy(
     bench = Bench(gpu, requests(params), 40, 64, np.int64)
     for _ in range(10):
         ids, parents, logits, starts = random_round(rng, 8, width, 64)
-        bench.plant(ids, parents, logits, starts)
+        bench.upload_tree(ids, parents, logits, starts)
         found, wanted = bench.sampler.verify(8, width).result(), bench.cpu.verify(8, width).result()
         for path, expected in zip(found, wanted, strict=True):
             assert path is not None
@@ -175,7 +175,7 @@ def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
     bench = Bench(gpu, requests(EXACT), 40, 500, np.int64)
     for _ in range(4):
         ids, parents, logits, starts = random_round(rng, 8, 40, 500)
-        bench.plant(ids, parents, logits, starts)
+        bench.upload_tree(ids, parents, logits, starts)
         buffers, plain = bench._sampler(requests(EXACT))
         bench.sampler.rearrange(Arrangement.fresh(requests(EXACT)))
         paths = bench.sampler.verify(8, 40).result()
@@ -203,14 +203,14 @@ def test_only_a_visited_node_can_fail_its_row(
     logits[:, :2, 1] = 80
     # Node 2 hangs on a token that is not picked.
     logits[:, 2, 5] = bad
-    bench.plant(ids, parents, logits, [9] * 8)
+    bench.upload_tree(ids, parents, logits, [9] * 8)
     assert [path.nodes for path in bench.sampler.verify(8, width).result()] == [[0, 1]] * 8
     logits[1::2, 1, 29] = bad
-    bench.plant(ids, parents, logits, [9] * 8)
+    bench.upload_tree(ids, parents, logits, [9] * 8)
     paths = bench.sampler.verify(8, width).result()
     assert [path.nodes for path in paths] == [[0, 1], [0]] * 4
     logits[::2, 0, 29] = bad
-    bench.plant(ids, parents, logits, [9] * 8)
+    bench.upload_tree(ids, parents, logits, [9] * 8)
     paths = bench.sampler.verify(8, width).result()
     assert [path is None for path in paths] == [True, False] * 4
     # Nothing was picked: the newest token is the one of before.
@@ -222,7 +222,7 @@ def test_walks_and_steps_share_histories(gpu: CudaDevice) -> None:
     bench = Bench(gpu, requests([params]), 8, 6, np.int64)
     logits = np.tile(np.array([0, 0, 0, 3, 2.5, 0], np.float32), (1, 4, 1))
     chain = np.array([[0, 3, 4, 3]], np.int32)
-    bench.plant(chain, np.array([[-1, 0, 1, 2]], np.int32), logits, [4])
+    bench.upload_tree(chain, np.array([[-1, 0, 1, 2]], np.int32), logits, [4])
     (path,) = bench.sampler.verify(1, 4).result()
     assert [sample.token_id for sample in path.samples] == [3, 4, 3, 4]
     assert path.nodes == [0, 1, 2, 3]
@@ -235,7 +235,7 @@ def test_a_large_vocabulary_is_walked_with_and_without_a_scan(gpu: CudaDevice, r
     rng = np.random.default_rng(rows)
     bench = Bench(gpu, requests(EXACT[:rows]), 60, 151936, np.int64)
     ids, parents, logits, starts = random_round(rng, rows, 60, 151936)
-    bench.plant(ids, parents, logits, starts)
+    bench.upload_tree(ids, parents, logits, starts)
     for row, path in enumerate(bench.sampler.verify(rows, 60).result()):
         assert_walk(bench, row, path, ids, parents)
 

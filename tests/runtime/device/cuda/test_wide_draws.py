@@ -164,9 +164,9 @@ def test_walks_are_the_same_by_one_block_a_row(
     wide, narrow_ones = (test_walks.Bench(gpu, rows, 40, 500, np.int64) for _ in range(2))
     for _ in range(4):
         planted = test_walks.random_round(rng, 8, width, 500)
-        wide.plant(*planted)
+        wide.upload_tree(*planted)
         wanted = wide.sampler.verify(8, width).result()
-        narrow_ones.plant(*planted)
+        narrow_ones.upload_tree(*planted)
         with monkeypatch.context() as patch:
             patch.setattr(walks, "_MOST_LOGITS", 0)
             assert narrow_ones.sampler.verify(8, width).result() == wanted
