@@ -1,4 +1,4 @@
-// What kernels of attention are told. It comes behind numbers.cuh and rotate.cuh, and where
+// Arguments of the kernels of attention. Include behind numbers.cuh and rotate.cuh, and where
 // QUERY_HEADS and KV_HEADS are known.
 
 constexpr int GROUP = QUERY_HEADS / KV_HEADS;

@@ -111,7 +111,7 @@ __device__ void attend_items(const Block& block, Piece piece, int position, int&
   Shared& shared = block.shared;
   RotationOf<Config::FUSED>::Type rotation(block, piece, position);
   Place at(block);
-  // What the step does not write.
+  // Inputs that the step does not write.
   for (int value = 0; value < BUFFERS; ++value) {
     block.load(value, piece, 0, min(block.start, piece.seen));
     end_copies();

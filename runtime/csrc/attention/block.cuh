@@ -1,4 +1,4 @@
-// What a block of attention is told, what it has to do, and what it has in shared memory.
+// Configuration, work items and shared memory of a block of attention.
 
 constexpr int WARPS = 4;
 constexpr int SHARE = Config::SHARE;
@@ -10,7 +10,7 @@ constexpr int TILES = WARPS / SHARE;
 constexpr int ROWS = TILES * 8 * HALVES;
 // Tokens that have rows in a block's tiles, at most.
 constexpr int TOKENS = ROWS % GROUP ? (ROWS + GROUP - 2) / GROUP + 1 : ROWS / GROUP;
-// Whether a warp keeps its queries in registers.
+// True if a warp keeps its queries in registers.
 constexpr bool HELD = Config::SINGLE || DIM <= 128;
 // A row in shared memory: eight of them meet no bank twice.
 constexpr int STRIDE = DIM * 2 + 16;
@@ -28,7 +28,7 @@ constexpr int FEW = 16;
 constexpr int BATCH =
     Config::LONE ? 5 : !Config::SINGLE ? (DIM > 128 ? 2 : 4) : GROUP <= 2 ? 1 : GROUP <= 6 ? 2 : 4;
 
-// How tokens of a tree have the positions from the row's start on: each in an item of its own, or a
+// Work on a tree's positions from the row's start on: each token in an item of its own, or a
 // warp each, if there are at most NODES, or all of a block together.
 constexpr bool ALONE = Config::TREE && Config::FUSED;
 constexpr bool PAIRED = Config::TREE && !Config::FUSED && Config::BY_WARP;
@@ -66,7 +66,7 @@ struct Reused<false> {
   __align__(16) unsigned char queries[TILES * 16 * STRIDE];
 };
 
-// What some kernels have; what is not there takes no memory.
+// Optional members of shared memory; an absent one takes no bytes.
 template <bool THERE>
 struct Newest {  // FUSED, of a row with one token
   __align__(16) u16 newest[2][DIM];
@@ -157,7 +157,7 @@ struct Piece {
   int path;              // which of the paths in shared memory
 };
 
-// What the blocks of a tile have to do, the same for all of their threads.
+// Work of the blocks of a tile, the same for all of their threads.
 //
 // Positions are cut into units: splits, or spans where there are many. Splits that reach behind the
 // row's start are APART in a tree: each token has an item of its own there, as its positions have
@@ -196,7 +196,7 @@ struct Block {
       item += behind * gridDim.x;
       step *= gridDim.z / (a.batch * a.seq_len);
     } else {
-      // Those who see most come first.
+      // Tokens that see most come first.
       tile = (gridDim.z - 1 - blockIdx.z) / a.batch;
     }
     tiles = (a.seq_len * GROUP + ROWS - 1) / ROWS;
@@ -285,7 +285,7 @@ struct Block {
 
   __device__ int unit_of(int split) const { return spans + split - cut; }
 
-  // What this block does behind a piece.
+  // Work of this block behind a piece.
   __device__ Piece behind(Piece piece) const {
     if (++piece.split < piece.end) return piece;
     return first_of(piece.item + step, 1 - piece.path);

@@ -1,7 +1,7 @@
-// How the blocks that have a split each of a token's only span merge them, from compute capability
+// Merge of a token's only span by the blocks that have a split of it each, from compute capability
 // 9.0 on: they are a cluster, and send their sums to the first, which waits for so many bytes. A
 // fence would wait for all else that the multiprocessor has asked for, as the next product's
-// weights. It comes behind merge.cuh.
+// weights. Include behind merge.cuh.
 
 __device__ bool is_together(const Block& block) {
   return (Config::SINGLE || block.lone) && block.units > 1 && block.units <= SPAN && block.spans == 0;
@@ -35,7 +35,7 @@ __device__ void send(const void* to, u32 arrived, float first, float second) {
 __device__ void merge_in_cluster(const Block& block, const Place& at, int unit, int units,
                                  const Own& span) {
   asm volatile("barrier.cluster.wait;" ::: "memory");
-  // Nobody reads the keys of a block's only split any more.
+  // The keys of a block's only split are not read any more.
   Kept& own = unit ? block.shared.cluster.kept[unit - 1] : *(Kept*)block.shared.buffers;
   u32 arrived = shared_address(&block.shared.cluster.arrived), theirs;
   asm("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(theirs) : "r"(arrived));

@@ -1,9 +1,9 @@
-// What becomes of sums: the output, or parts of them that the last block of a tile merges. It comes
+// Epilogue of sums: the output, or parts of them that the last block of a tile merges. It comes
 // behind scores.cuh.
 
 typedef Sums<2 * OWN> Own;
 
-// Where a row's heads go.
+// Address of a row's heads in the output.
 __device__ u16* output(const Block& block, int row) {
   i64 token = (i64)block.row * block.a.seq_len + row / GROUP;
   return block.a.out + (token * QUERY_HEADS + block.kv_head * GROUP + row % GROUP) * DIM;
@@ -123,7 +123,7 @@ struct Left {
   }
 };
 
-// What was left of a row's units from `unit` on, before `end`.
+// Sums that were left of a row's units from `unit` on, before `end`.
 __device__ void load_units(const Block& block, Left (&next)[SPAN], i64 row, int quad, int unit,
                            int end, int stored) {
 #pragma unroll

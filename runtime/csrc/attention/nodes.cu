@@ -61,7 +61,7 @@ __device__ void copy_slots(unsigned char* to, const u16* from, int count) {
 #include "attention/nodes_common.cuh"
 #include "attention/nodes_own.cuh"
 
-// Whether this block is the last of a tile's `all`; it sees what others left.
+// True if this block is the last of a tile's `all`; it sees what others left.
 __device__ bool is_last(u32* ticket, int all) {
   __shared__ bool last;
   __syncthreads();
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   i64 tokens = (i64)row * a.seq_len, cache = ((i64)row * KV_HEADS + kv_head) * a.kv_len * DIM;
   const u16 *keys = a.keys + cache, *values = a.values + cache;
   Nodes nodes(a, tokens + node, node);
-  // What the step does not write.
+  // Inputs that the step does not write.
   if (part == 0) {
     copy_slots(shared.keys, keys + (i64)base * DIM, filled);
     copy_slots(shared.values, values + (i64)base * DIM, filled);

@@ -1,4 +1,4 @@
-// The splits of a step of nodes that end before the row's start. It comes behind what
+// The splits of a step of nodes that end before the row's start. Include behind what
 // nodes.cu defines of a block.
 
 typedef Sums<2 * OWN> Common;

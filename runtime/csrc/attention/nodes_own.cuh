@@ -1,5 +1,5 @@
-// The splits from the row's start on of a warp's token, whose positions it picks out of all nodes.
-// It comes behind what nodes.cu defines of a block.
+// The splits from the row's start on of a warp's token, whose positions it selects from all nodes.
+// Include behind what nodes.cu defines of a block.
 
 // The nodes of a step that a token sees, itself among them, as bits.
 struct Nodes {
@@ -17,7 +17,7 @@ struct Nodes {
   __device__ int count() const { return __popc(low) + __popc(high); }
 };
 
-// Where a token has its positions from the window's first slot on; those that it does not see count
+// Places of a token's positions from the window's first slot on; those that it does not see count
 // as the token itself.
 __device__ void find_path(unsigned char* path, const Nodes& nodes, int node, int filled, int most) {
   int lane = threadIdx.x % 32;
@@ -33,7 +33,7 @@ __device__ void find_path(unsigned char* path, const Nodes& nodes, int node, int
 
 typedef Sums<2 * STEPS, 1> Whole;
 
-// What was left of a warp's token.
+// Sums that were left of a warp's token.
 __device__ void take(const Shared& shared, Whole& to) {
   int at = threadIdx.x / 32 * GROUP + min((int)threadIdx.x % 32 / 4, GROUP - 1);
   to.m[0] = shared.sums[at].x;

@@ -2,7 +2,7 @@
 // behind merge.cuh.
 //
 // All slots from the first of these splits on are brought into shared memory, keys first and then
-// values; each warp picks those that its token sees, in the order of its positions.
+// values; each warp selects those that its token sees, in the order of its positions.
 
 struct Pairs {
   const Block& block;

@@ -1,6 +1,6 @@
-// What becomes of a head of a token between its product and attention: its norm if the model has
-// one, its turn, its scale, and one rounding. A warp takes a head; both kernels that do this share
-// these functions, so their bits are the same.
+// Preparation of a head of a token between its product and attention: its norm if the model has
+// one, its rotation, its scale, and one rounding. A warp takes a head; both kernels that do this
+// share these functions, so their bits are the same.
 //
 // Elements go by pairs: those of the first ROTARY are turned, element i with i + ROTARY / 2; the
 // others stay, and are paired alike so that every pair is two elements DIM-wide apart.
@@ -119,7 +119,7 @@ __device__ void sum_of_warp(float (&sums)[COUNT]) {
       sums[k] = __fadd_rn(sums[k], __shfl_xor_sync(~0u, sums[k], i));
 }
 
-// Where the cosines or sines of a token lie in a table of `rows` (0: one that all rows share).
+// Address of the cosines or sines of a token in a table of `rows` (0: one that all rows share).
 __device__ const float* angles_of(const float* table, long long position, int row, int rows) {
   return table + ((long long)row * rows + position) * (ROTARY / 2);
 }

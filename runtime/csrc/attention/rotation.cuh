@@ -1,4 +1,4 @@
-// The rotation of a step's heads by the blocks of attention. It comes behind block.cuh.
+// The rotation of a step's heads by the blocks of attention. Include behind block.cuh.
 
 // Rotate the queries that a block needs into shared memory, and into the caches the keys and values
 // of the step that it sees: every block that needs them writes the same. Those of its first piece
@@ -11,7 +11,7 @@ struct Rotation {
   Angles angles;       // SINGLE
   Gains q_gains, k_gains;
 
-  // What it reads here no kernel of the graph writes; `position` is that of this thread's token.
+  // No kernel of the graph writes what is read here; `position` is that of this thread's token.
   __device__ Rotation(const Block& block, const Piece& piece, int position)
       : block(block), split(piece.split) {
     const Arguments& a = block.a;
@@ -140,7 +140,7 @@ struct Rotation {
   }
 };
 
-// Where others have rotated.
+// Queries that other blocks have rotated.
 struct NoRotation {
   __device__ NoRotation(const Block&, const Piece&, int) {}
   __device__ void run() const {}

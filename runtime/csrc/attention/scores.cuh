@@ -1,4 +1,4 @@
-// A warp's queries, and the scores of a split. It comes behind block.cuh.
+// A warp's queries, and the scores of a split. Include behind block.cuh.
 
 // The queries of a warp's tile as the left operand, from shared memory: lane i says where row i % 16 is.
 struct Queries {
@@ -16,7 +16,7 @@ struct Queries {
     if (HALVES == 1) a[1] = a[3] = 0;
   }
 
-  // What serves a step of 16 columns.
+  // Fragments of a step of 16 columns.
   __device__ void step(u32 (&a)[4], int i) const {
     if (!HELD) return fetch(a, i);
 #pragma unroll
@@ -43,12 +43,12 @@ struct Place {
     }
   }
 
-  // How many positions of a piece's split rows g or g + 8 see; none if it is not theirs.
+  // Number of positions of a piece's split that rows g or g + 8 see; 0 if it is not theirs.
   __device__ int seen(const Block& block, const Piece& piece, int half) const {
     return has(piece, half) ? block.seen(token[half]) - piece.split * SPLIT : 0;
   }
 
-  // Whether a piece is one of row g's or row g + 8's.
+  // True if a piece is one of row g's or row g + 8's.
   __device__ bool has(const Piece& piece, int half) const {
     return token[half] >= 0 && (!ALONE || piece.token < 0 || piece.token == token[half]);
   }
@@ -83,7 +83,7 @@ __device__ void publish(const Block& block, const Place& at, const float (&own)[
   __syncthreads();
 }
 
-// Let all warps of a tile have all scores of a split. Nobody reads its keys any more afterwards.
+// Give all warps of a tile all scores of a split. Its keys are not read any more afterwards.
 __device__ void exchange(const Block& block, const Place& at, const float (&own)[SCORED][4],
                          float (&s)[8][4]) {
   publish(block, at, own);

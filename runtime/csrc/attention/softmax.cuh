@@ -25,10 +25,10 @@ __device__ float sum_of_four(float x) {
   return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// What the sum of values is multiplied by.
+// Factor of the sum of values.
 __device__ float inverse(float l) { return l > 0.0f ? __frcp_rn(l) : 0.0f; }
 
-// How sums of `own` and `next` weigh in their merged sum, of which `top` is the maximum.
+// Weights of the sums of `own` and `next` in their merged sum, of which `top` is the maximum.
 struct Merge {
   float top, own, next;
   __device__ Merge(float m, float next_m) {
@@ -39,7 +39,7 @@ struct Merge {
   __device__ float of(float a, float b) const { return __fmaf_rn(b, next, __fmul_rn(a, own)); }
 };
 
-// What a tile's rows have seen of a split, a span or all: maximum, sum, weighted sum of values.
+// Partial sums of a tile's rows over a split, a span or all: maximum, sum, weighted sum of values.
 template <int COLUMNS, int PARTS = HALVES>
 struct Sums {
   float m[2], l[2], o[COLUMNS][4];

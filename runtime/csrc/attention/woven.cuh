@@ -20,7 +20,7 @@ struct Woven {
     high = min(block.tokens, (first + 15) / GROUP - block.first_token + 1);
   }
 
-  // Which places in the tree the block's tokens have at a split's positions; a barrier must follow.
+  // Places in the tree of the block's tokens at a split's positions; a barrier must follow.
   __device__ void find() const {
     const Arguments& a = block.a;
     int own = threadIdx.x, position = block.start - split * SPLIT;
@@ -44,7 +44,7 @@ struct Woven {
       copy_all(to + i / PIECES * STRIDE + i % PIECES * 16, from + i * 8);
   }
 
-  // Scores of positions from the row's start on. Nobody reads buffer 0 any more afterwards.
+  // Scores of positions from the row's start on. Buffer 0 is not read any more afterwards.
   __device__ void score(const Queries& queries, float (&s)[8][4]) const {
     for (int window = 0; window < block.a.seq_len; window += SPLIT) {
       float own[SCORED][4];

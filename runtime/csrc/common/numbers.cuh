@@ -1,4 +1,4 @@
-// Elements are float16, or bfloat16 with BFLOAT; two lie in a word, the first in its low half.
+// Elements are float16, or bfloat16 with BFLOAT; two lie in 32 bits, the first in the low half.
 
 typedef unsigned short u16;
 typedef unsigned int u32;

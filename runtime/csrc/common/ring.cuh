@@ -1,5 +1,5 @@
 // Asynchronous copies into shared memory, and the stages that they fill: eight rows of 64 inputs.
-// It comes behind numbers.cuh. Quantised weights have stages of their own (weights.cuh).
+// Include behind numbers.cuh. Quantised weights have stages of their own (weights.cuh).
 
 constexpr int EIGHT_BYTES = 1024;
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void copy_eight(u32 stage, Eight eight, int block, in
   }
 }
 
-// What lane 4 g + q has of row g: inputs 32 i + 8 q to 32 i + 8 q + 7 in halves[i]. Its words x
+// Place of lane 4 g + q in row g: inputs 32 i + 8 q to 32 i + 8 q + 7 in halves[i]. Its words x
 // and y serve instruction 2 i of the block, z and w instruction 2 i + 1.
 __device__ __forceinline__ int place_of_half(int lane, int i) {
   int row = lane / 4, q = lane % 4;

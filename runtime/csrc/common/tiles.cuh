@@ -1,4 +1,4 @@
-// How tiles of the tensor cores come from shared memory. It comes behind numbers.cuh.
+// Loads of tiles for the tensor cores from shared memory. Include behind numbers.cuh.
 
 #define MINUS_INFINITY __int_as_float(0xff800000)
 

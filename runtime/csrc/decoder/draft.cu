@@ -1,5 +1,5 @@
 #include "common/numbers.cuh"
-// What a draft's step has beside products and attention. Sums go thread by thread in one order, so
+// Kernels of a draft's step beside products and attention. Sums go thread by thread in one order, so
 // that a token's numbers do not depend on the others of its step.
 
 constexpr u32 FULL = 0xFFFFFFFFu;

@@ -7,7 +7,7 @@ struct Arguments {
   const uint4* source;  // [T, H] elements
   float4* x;
   uint4* tap;   // where x goes as elements too, or 0
-  uint4* cleared;  // what nobody has told at first (added.cuh)
+  uint4* cleared;  // mailbox of x A to reset (added.cuh)
   int eighths;  // of all of x
   int width;    // of a token
   int stride;   // from a token's tap to the next one's

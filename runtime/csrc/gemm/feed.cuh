@@ -1,5 +1,5 @@
-// How a warp fills the stages of a narrow product with quantised weights: all rows of a group at
-// once, sixteen bytes a lane, from places that are looked up once a group. It comes behind
+// Fill of the stages of a narrow product with quantised weights by a warp: all rows of a group at
+// once, sixteen bytes a lane, from places that are looked up once a group. Include behind
 // outputs.cuh.
 
 constexpr int CHUNKS = STAGE_ROW / 16;

@@ -25,13 +25,13 @@ constexpr bool ALL_HELD = HELD == MOST;
 constexpr int ITEMS = FRAGMENTS * 32;
 // Nothing is left to ask for behind the first stages.
 constexpr bool ALL_ASKED = !Config::REPEATED && Config::DEPTH >= MOST;
-// Whether the next kernel may ask for its weights before this one has its inputs, where it is told
+// True if the next kernel may prefetch its weights before this one has its inputs, if `early` says
 // so: it was measured (docs/performance.md). One that may be the first of a step never is early.
 constexpr bool EARLY =
     ALL_ASKED && (!Config::ADDED || Config::SHRINK_STAGES) && Config::WEIGHT_BITS == 16 &&
     (Config::OUTPUT == RESIDUAL || (Config::OUTPUT == NUMBERS && Config::NORMED));
-// Whether all that comes behind the wait runs once before it, without tokens and rows, where it is
-// told so: code that a multiprocessor has not run for some microseconds has to be fetched.
+// True if all that comes behind the wait runs once before it, without tokens and rows, if `early`
+// says so: code that a multiprocessor has not run for some microseconds has to be fetched.
 constexpr bool REHEARSED = HAS_DEPENDENTS && ALL_ASKED && !Config::ADDED && !Config::TOKEN_STAGES &&
                            Config::COLUMNS == 8 && Config::WEIGHT_BITS == 16;
 // Sums of several tokens lie where the weights of a block's only group were.
@@ -43,7 +43,7 @@ constexpr int TOKEN_BYTES = WIDTHS * EIGHT_BYTES;
 constexpr int FEWER_STAGES =
     Config::DEPTH < Config::TOKEN_STAGES ? Config::DEPTH : Config::TOKEN_STAGES;
 constexpr int RINGS_BYTES = RING_BYTES + Config::TOKEN_STAGES * TOKEN_BYTES;
-// Those that multiply by an adapter's A have a ring for its ranks there.
+// Blocks that multiply by an adapter's A have a ring for its ranks there.
 constexpr int RANKS_RING_BYTES = Config::SHRINK_STAGES * 2 * EIGHT_BYTES;
 constexpr int MOST_BYTES = RANKS_RING_BYTES > RINGS_BYTES ? RANKS_RING_BYTES : RINGS_BYTES;
 constexpr int WARP_BYTES = PARTS_IN_RING && PART_BYTES > MOST_BYTES ? PART_BYTES : MOST_BYTES;
@@ -64,7 +64,7 @@ __device__ __forceinline__ int first_token() {
 }
 __device__ __forceinline__ bool is_early(const Arguments& a) { return EARLY && a.early; }
 
-// What a block has in shared memory: its rings, sums that lie beside them, and what norms take.
+// Shared memory of a block: its rings, sums that lie beside them, and what norms take.
 template <bool PARTS, bool NORMS>
 struct Layout {
   char ring[SEGMENTS][WARP_BYTES];

@@ -1,4 +1,4 @@
-// What becomes of a narrow product's sums. It comes behind what gemv.cu defines of a block.
+// Epilogue of a narrow product. Include behind what gemv.cu defines of a block.
 
 // The sums of one item, of the segments in ascending order.
 template <int COUNT = SEGMENTS>

@@ -1,6 +1,6 @@
 // RMS norms of float32 rows of INPUTS numbers, in the order of sums that docs/kernels.md fixes:
 // segments of blocks of 64 inputs, in a block eight inputs of each half for each of four lanes.
-// It comes behind numbers.cuh.
+// Include behind numbers.cuh.
 
 constexpr int BLOCKS = (Config::INPUTS + 63) / 64;
 constexpr int SEGMENTS = 8;
@@ -38,7 +38,7 @@ __device__ __forceinline__ float add_squares(float sum, const Eight32& x) {
   return __fmaf_rn(x.high.w, x.high.w, sum);
 }
 
-// What lane q of four has of a segment, two halves a block; zeros behind its end.
+// Inputs of lane q of four in a segment, two halves a block; zeros behind its end.
 typedef Eight32 Held[MOST][2];
 
 // Reads it, if the row is `there`, and gives the sum of its squares.

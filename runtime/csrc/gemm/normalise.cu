@@ -5,7 +5,7 @@
 // RMS norms of whole rows, a warp a token: lane 4 w + q is lane q of segment w. With STAGED they are
 // written as the stages of a product have them.
 
-// Whether a lane keeps what it has of a token.
+// True if a lane keeps its inputs of a token.
 constexpr bool ALL_HELD = MOST <= 5;
 
 struct Arguments {

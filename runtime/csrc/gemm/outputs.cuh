@@ -1,11 +1,11 @@
 #include "lora/added.cuh"
-// What a product is given, and what becomes of its sums. It comes behind ring.cuh. OUTPUT is
+// Arguments and epilogue of a product. Include behind ring.cuh. OUTPUT is
 // NUMBERS, RESIDUAL or GATED; MATRICES lie one below the other.
 
 enum Output { NUMBERS, RESIDUAL, GATED };
 
 constexpr bool IS_GATED = Config::OUTPUT == GATED;
-// Whether the sums have what an adapter adds as a part of theirs, or get it behind them.
+// True if an adapter's x A B is a part of the sums, not added behind them.
 constexpr bool ADDED_BEHIND = Config::ADDED && !Config::SHRINK_STAGES;
 
 struct Matrix {
@@ -78,7 +78,7 @@ __device__ __forceinline__ float bias_of(const Arguments& a, int row) {
   return 0;
 }
 
-// Which of the matrices has a row.
+// Index of the matrix that has a row.
 __device__ __forceinline__ int matrix_of(const Arguments& a, int row) {
   int matrix = 0;
 #pragma unroll
@@ -91,8 +91,8 @@ __device__ __forceinline__ int rank_of(const Arguments& a) {
   return Config::ADDED ? *a.added.rank : 0;
 }
 
-// Of a row and the one eight further, or of gate and up: their columns of B, and where the numbers of
-// x A begin that belong to their matrices.
+// Columns of B of a row and the one eight further, or of gate and up, and the first elements of x A
+// that belong to their matrices.
 struct AddedPlace {
   int2 column, first;
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ AddedPlace added_place(const Arguments& a, int row) {
   return {rows, make_int2(matrix_of(a, rows.x) * most, matrix_of(a, rows.y) * most)};
 }
 
-// What a lane needs of B for the first sixteen ranks, which no kernel of the graph writes.
+// Elements of B of a lane for the first sixteen ranks, which no kernel of the graph writes.
 struct Columns {
   uint2 fours[2];
 };
@@ -126,7 +126,7 @@ __device__ __forceinline__ Columns columns_of(const Arguments& a, int row) {
   return columns;
 }
 
-// What an adapter adds to a lane's sums of a tile whose x A is there already.
+// Addend of an adapter to a lane's sums of a tile whose x A is there already.
 __device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row, int token,
                                            const Columns& columns) {
   if constexpr (!Config::ADDED) return float4{};
@@ -147,7 +147,7 @@ __device__ __forceinline__ float4 added_to(const Arguments& a, int rank, int row
   return added_to(a, rank, row, token, columns_of(a, row));
 }
 
-// What the residual stream has where the sums of `finish` are added.
+// Residual stream at the place to which the sums of `finish` are added.
 __device__ __forceinline__ float residual_of(const Arguments& a, int row, int token) {
   if (row >= a.rows || token >= a.tokens) return 0;
   return ((const float*)a.out)[(long long)token * a.rows + row];

@@ -95,7 +95,7 @@ struct Loader {
 };
 
 // Half a block of a warp's rows and tokens, as its two instructions take them. `nothing` is zero,
-// which the compiler does not know: it would gather the words anew for each width.
+// which the compiler does not know: it would gather the registers anew for each width.
 struct Half {
   u32 first[Config::TILES][4], second[Config::TILES][4];
   uint4 tokens[Config::SHARE];
@@ -144,7 +144,7 @@ struct Yes {
   static constexpr bool value = YES;
 };
 
-// What becomes of the sums of a tile and a width.
+// Epilogue of a tile and a width.
 struct Item {
   int row, token;
 
@@ -225,7 +225,7 @@ extern "C" __global__ void CLUSTER_DIMS __launch_bounds__(THREADS, Config::RESID
 #pragma unroll
       for (int i = 0; i < 4; ++i) total[t][n][i] = -0.0f;  // which a sum leaves as it is
 
-  // One half is read while the other is multiplied. Behind the barrier nobody reads this stage.
+  // One half is read while the other is multiplied. Behind the barrier this stage is free.
   auto step = [&](auto first) {
     halves[1].read(rows + at, columns + at, block, 1);
     halves[0].template multiply<decltype(first)::value>(sums);

@@ -1,7 +1,7 @@
 // Weights on their way from a matrix to the instructions: eight rows of 64 inputs in a stage, and
 // what a lane has of them as elements. With WEIGHT_BITS 8 or 4 they are unsigned integers n, which
 // mean element((n - z) * s): scales s lie by SCALE_BLOCK inputs of a row, and with ZEROS zero
-// points z; without, z is the middle. It comes behind ring.cuh.
+// points z; without, z is the middle. Include behind ring.cuh.
 
 constexpr bool IN_INTEGERS = Config::WEIGHT_BITS < 16;
 constexpr long long ROW_BYTES = (long long)Config::INPUTS * Config::WEIGHT_BITS / 8;
@@ -21,7 +21,7 @@ struct Rows {
   const char* zero;
 };
 
-// Of a row, the first scale of a block of inputs.
+// First scale of a block of inputs in a row.
 __device__ __forceinline__ int first_scale(int block) {
   return block * 64 / SCALED;
 }
@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_word(u32 to, const char* from, bool there) 
                : "memory");
 }
 
-// Where sixteen bytes of a row lie in a stage, so that the lanes of `read_weights` meet no bank
+// Place of sixteen bytes of a row in a stage, so that the lanes of `read_weights` meet no bank
 // twice.
 __device__ __forceinline__ int place_of_chunk(int row, int chunk) {
   chunk ^= Config::WEIGHT_BITS == 8 ? (row / 2 & 1) * 2 : row / 4;
@@ -141,7 +141,7 @@ __device__ __forceinline__ uint4 widened_nibbles(u32 word, u32 z, u32 s) {
   return make_uint4(low(word), high(word), low(word >> 8), high(word >> 8));
 }
 
-// What lane 4 g + q has of row g, as `read_half` says, but for the order of int4.
+// Weights of lane 4 g + q in row g, as `read_half` says, but for the order of int4.
 __device__ __forceinline__ uint4 read_weights_half(const char* stage, int block, int lane, int i) {
   if constexpr (!IN_INTEGERS) return read_half(stage, lane, i);
   int row = lane / 4, q = lane % 4, index = row * SCALES_OF_ROW + first_scale(block);

@@ -141,7 +141,7 @@ struct Loader {
   }
 };
 
-// What becomes of the sums of eight tokens.
+// Epilogue of eight tokens.
 struct Item {
   int row, token;
 

@@ -1,5 +1,5 @@
 // Products of four warps together (wgmma, compute capability 9.0): 64 rows of A times WIDTHS times
-// eight columns of B, sixteen inputs an instruction. It comes behind ring.cuh. A warp has sixteen
+// eight columns of B, sixteen inputs an instruction. Include behind ring.cuh. A warp has sixteen
 // of the rows, and of eight columns what `multiply` of numbers.cuh gives.
 
 #define PLACES_0 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
@@ -11,8 +11,8 @@
 #define FOUR(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SIXTEEN(c, i) FOUR(c, i), FOUR(c, i + 4), FOUR(c, i + 8), FOUR(c, i + 12)
 
-// Where an operand lies, sixteen bytes a unit: rows of 128 bytes, eights of them behind one another,
-// chunk c of row r at place c ^ r % 8. Its sixteen inputs are two units.
+// Descriptor of an operand, sixteen bytes a unit: rows of 128 bytes, eights of them one behind the
+// other, chunk c of row r at place c ^ r % 8. Its sixteen inputs are two units.
 __device__ __forceinline__ u64 operand(u32 address) {
   return 1ull << 62 | 64ull << 32 | 1ull << 16 | address / 16;
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ void begin_products() {
     else                                                                                          \
       MULTIPLY_REGISTERS(COUNT, SHAPE, ".f32.f16.f16", PLACES, ARGUMENT(NUMBERS), __VA_ARGS__);   \
   }                                                                                               \
-  /* All of this thread's have ended; the numbers are named so that nobody reads them before. */  \
+  /* All of this thread's have ended; the operands keep the compiler from reading them before. */ \
   __device__ __forceinline__ void wait_products(float (&c)[COUNT]) {                              \
     asm volatile("wgmma.wait_group.sync.aligned 0;" : ARGUMENT(NUMBERS)::"memory");               \
   }

@@ -1,20 +1,20 @@
-// What an adapter adds to a product: x A times B. It comes behind numbers.cuh. With SHRINK_STAGES
+// Low-rank part of a product: x A times B. Include behind numbers.cuh. With SHRINK_STAGES
 // blocks of the product multiply by A, and ask for so many stages ahead (shrink.cuh).
 
 struct Added {
   float* shrunk;    // x A: float [tokens, width], `most` numbers for each matrix
   const u16* a;     // A, a column of it a row: [width, inputs]
-  const u16* b;     // B likewise: [columns, most]
-  const int* rank;  // how many of the numbers of a matrix are there
-  float* cleared;   // where the next product of a step has them, which nobody has told then
+  const u16* b;     // B: [columns, most]
+  const int* rank;  // active ranks of a matrix
+  float* cleared;   // x A of the step's next product, which this one resets to UNTOLD
   int width;
   int most;
   int numbers;  // of `cleared`
   int blocks;   // of the grid that multiply by A
 };
 
-// A number that a block of the same grid tells another. What is not there yet is a NaN that no sum
-// is: theirs have all bits.
+// Marker of an element of x A that no block of the grid has written yet: a NaN that no sum is, as a
+// NaN of theirs has all bits.
 constexpr u32 UNTOLD = 0x7FC00000u;
 
 __device__ __forceinline__ void tell(float* to, float x) {
@@ -57,14 +57,14 @@ __device__ __forceinline__ void multiply_floats(float (&c)[4], const float (&a)[
         "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// What is added to a warp's tile: with lane = 4 g + q, rows g and g + 8, tokens 2q and 2q + 1. Of
+// Addend of a warp's tile: with lane = 4 g + q, rows g and g + 8, tokens 2q and 2q + 1. Of
 // sixteen ranks lane q of four has four in a row. Elements have 11 bits; x A is taken in two parts,
 // each with sums of its own. Where the rows are of two matrices each has its own numbers of x A.
 struct Expansion {
   float high[2][4] = {}, low[2][4] = {};
 
   // Ranks `from` to `rank`: x is that of token g, b those of rows g and g + 8, and `first` where the
-  // numbers of x A begin that belong to their matrices. They may be TOLD by other blocks.
+  // numbers of x A begin that belong to their matrices. With TOLD other blocks write them.
   template <bool TOLD = false>
   __device__ __forceinline__ void add(const float* x, const u16* (&b)[2], int2 first, bool apart,
                                       int from, int rank) {

@@ -20,7 +20,7 @@ struct Shrink {
   int most;   // and of one
 };
 
-// What a lane has of a row in a block of inputs; zeros behind its end.
+// Inputs of a lane in a row of a block; zeros behind its end.
 __device__ __forceinline__ void read_inputs(const u16* row, int block, int lane, bool there,
                                             uint4 (&halves)[2]) {
 #pragma unroll

@@ -1,8 +1,8 @@
 // x A B in a product of few tokens. The first blocks of its grid, on multiprocessors that have no
 // rows of the product, multiply by sixteen ranks of a matrix of A each, in the order of every
-// product, and tell all others. Of these the last warps add what comes of it, a tile of rows each,
-// as a ninth part of the sums: before their last stage if it is told by then, or behind it. All
-// blocks of the grid are on the GPU at once. It comes behind items.cuh.
+// product, and publish x A to all others. Of these the last warps add x A B, a tile of rows each,
+// as a ninth part of the sums: before their last stage if x A is complete by then, or behind it.
+// All blocks of the grid are on the GPU at once. Include behind items.cuh.
 
 constexpr int PASS = 16;
 // Of few inputs the weights are there before x A is: then it counts that code has been fetched before
@@ -45,7 +45,7 @@ struct Ranks {
   }
 };
 
-// Multiply by the ranks of this block; and let nothing be told to the next product.
+// Multiply by the ranks of this block, and reset the next product's x A.
 __device__ __forceinline__ void shrink(const Arguments& a, Shared& shared, int rank, int first,
                                        int count) {
   constexpr int OWN = Config::NORMED || HELD < 4 ? HELD : 4;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void shrink(const Arguments& a, Shared& shared, int r
     ((uint4*)a.added.cleared)[i] = make_uint4(UNTOLD, UNTOLD, UNTOLD, UNTOLD);
 }
 
-// What a product adds to a lane's sums: x is the row of its token in what is told, `first` where the
+// Addend of a lane's sums: x is the row of its token in x A, `first` the places where the
 // numbers begin that belong to its two rows' matrices, `column` the rows' columns of B; the first
 // sixteen ranks of both are given, or asked for at least.
 __device__ __forceinline__ float4 expand_inline(const float* x, int2 first, const u16* b,
@@ -151,7 +151,7 @@ __device__ __forceinline__ float4 expand(const float* x, int2 first, const u16* 
     return expand_inline(x, first, b, column, one, other, columns, rank);
 }
 
-// What a lane of the last warps adds to an item.
+// Addend of a lane of the last warps to an item.
 struct Adding {
   const Arguments& a;
   int rank, item;  // none below 0
@@ -175,7 +175,7 @@ struct Adding {
     columns.fours[1] = *(const uint2*)(a.added.b + column.y + threadIdx.x % 4 * 4);
   }
 
-  // Where the numbers of its rows' matrices begin.
+  // First numbers of its rows' matrices.
   __device__ __forceinline__ int2 first() const {
     if constexpr (IS_GATED) return make_int2(0, a.added.most);
     return Config::MATRICES > 1 ? starts : make_int2(0, 0);
@@ -205,7 +205,7 @@ struct Adding {
     is_done = true;
   }
 
-  // Behind all but the last stage but one ask; before the last one add, if all is told.
+  // Behind all but the last stage but one ask; before the last one add, if x A is complete.
   __device__ __forceinline__ void look(int block, float4* part) {
     if (SHORT) return;
     if (block == MOST - 2) ask();

@@ -2,7 +2,7 @@
 // rows.cuh. It needs a pass over the logits for every step of the way.
 
 #define THREADS 512
-// Blocks that a multiprocessor shall have room for.
+// Resident blocks of a multiprocessor.
 #define RESIDENT 2
 #define WARPS (THREADS / 32)
 #define BINS 2048
@@ -10,7 +10,7 @@
 // A warp takes this many ids at a time, EACH a lane.
 #define EACH 4
 #define UNIT (32 * EACH)
-// So many tokens can be counted in the bins of a block.
+// Most tokens that the bins of a block can count.
 #define MOST_COUNTED (1 << 18)
 
 struct Place {
@@ -61,12 +61,12 @@ __device__ void mark(const u64 (&values)[N], u64 before, u64 wanted, Place& plac
   }
 }
 
-// What the sum has to reach so that `share` of `total` is kept; at least 1.
+// Least sum of which `share` of `total` is kept; at least 1.
 __device__ u64 goal_of(double share, u64 total) {
   return max(min((u64)ceil(share * (double)total), total), 1ull);
 }
 
-// What is ranked: the tempered scores, or the raw logits.
+// Source of the ranking: the tempered scores, or the raw logits.
 struct Tempered {
   const Batch& batch;
   const Row& row;
@@ -140,8 +140,8 @@ __device__ u64 mass_of(const Shared& shared, int bin) {
          ((u64)shared.tally[3][bin] << 28);
 }
 
-// What the tokens of this block that `digit` has a bin for (not below 0) weigh, or how many they
-// are: by bin, BINS / THREADS a thread.
+// Weights of the tokens of this block that `digit` has a bin for (not below 0), or their number: by
+// bin, BINS / THREADS a thread.
 template <class Digit>
 __device__ void sum_bins(int n, bool weighs, u64 (&sums)[BINS / THREADS], Shared& shared,
                          const Digit& digit) {
@@ -267,7 +267,7 @@ __device__ u64 random_bits(u64 seed, u64 position) {
   return (u64)(c0 >> 5) << 26 | c1 >> 6;
 }
 
-// Where in all of the kept weights the random number lies: a cumulative integer exceeds
+// Place of the random number in the kept weights: a cumulative integer exceeds
 // uniform * total exactly when it exceeds the floor of that.
 __device__ u64 target_of(const Row& row, const Spot& spot, u64 total) {
   return __umul64hi(random_bits(row.seed, spot.position) << 11, total);

@@ -1,4 +1,4 @@
-// What the sampler keeps of each token of a row: SEEN in the prompt or generated, and how often
+// Record of the sampler of each token of a row: SEEN in the prompt or generated, and how often
 // it was generated. rows.cuh reads these tables.
 
 #define SEEN 0x80000000u

@@ -55,7 +55,7 @@ struct Moves {
   int target[ROWS];
 };
 
-// Whose turn it is among the slots of results of steps that were recorded with their picks.
+// Ring position among the slots of results of steps that were captured with their sampling.
 struct Turn {
   u32 number;
   u32 done;  // rows of this one
@@ -79,13 +79,13 @@ struct Batch {
   int first;
   int picked;  // rows from this one on are only checked
   // Or null. With it `results` are SLOTS slots of `capacity` rows, which take turns, and a row that
-  // is picked for holds one token more from then on.
+  // is sampled holds one token more from then on.
   Turn* turn;
   int capacity;
 };
 
-// Where a token is picked: a row's logits, the token's position, and where to report. The tokens of
-// `path` are behind those of the row's history.
+// Place at which a token is sampled: a row's logits, the token's position, and its result. The tokens
+// of `path` are behind those of the row's history.
 struct Spot {
   int r;
   const float* logits;
@@ -142,7 +142,7 @@ struct Scan {
   }
 };
 
-// Of one spot's logits those from `first` on, at a distance of `stride`.
+// Logits of one spot from `first` on, at a distance of `stride`.
 __device__ Scan scan_row(const Batch& batch, const Row& row, const Spot& spot, int first,
                          int stride) {
   const float* logits = spot.logits;
@@ -169,7 +169,7 @@ struct Best {
   u32 bad;
 };
 
-// What the threads of a block have found together; every thread gets it.
+// Reduction over the threads of a block; every thread gets it.
 template <int WARPS>
 __device__ Best join(const Scan& scan) {
   __shared__ u64 bests[WARPS];

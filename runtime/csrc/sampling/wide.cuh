@@ -77,7 +77,7 @@ __device__ void tally(const Source& source, int n, int width, bool weighs, Work&
   }
 }
 
-// Where top-k (0: none) and top-p end, by one block.
+// Bins where top-k (0: none) and top-p end, by one block.
 __device__ void find_edge(Work& work, u64 top_k, double top_p, Shared& shared) {
   const int each = BINS / THREADS;
   u64 counts[each], masses[each], count = 0, mass = 0, tokens, weight;
@@ -111,7 +111,7 @@ __device__ void find_edge(Work& work, u64 top_k, double top_p, Shared& shared) {
   edge.mass_before_k = shared.sums[0];
   edge.k_tokens = (u32)shared.sums[2];
   if (weighs) {
-    // How much of the last bin top-k keeps is not known yet: top-p ends between these two.
+    // The part of the last bin that top-k keeps is not known yet: top-p ends between these two.
     u64 least = goal_of(top_p, shared.sums[0]);
     u64 most = goal_of(top_p, shared.sums[0] + shared.sums[1]);
     mark(masses, lighter, least, shared.places[0]);

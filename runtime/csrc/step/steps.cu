@@ -26,9 +26,9 @@ __device__ void enter(const Feed& feed) {
 
 extern "C" __global__ void feed_prefill(Feed feed) { enter(feed); }
 
-// What a walk has found in `live` of `rows` rows, as the entries that `feed_entries` brings along: in
+// Paths of a walk in `live` of `rows` rows, as the entries that `feed_entries` brings along: in
 // [rows, steps], behind those that are there. `paths` [rows, 1 + levels] has the number of nodes and
-// these, `tokens` what was picked behind each, `pitch` bytes apart. `lengths` counts them already; the
+// these, `tokens` the sample behind each, `pitch` bytes apart. `lengths` counts them already; the
 // trees have `width` nodes.
 struct Found {
   long long* entries;

@@ -17,7 +17,7 @@ struct Nodes {
 __device__ int see(const int* parents, int node, unsigned* seen) {
   if (parents[node] < -1) return -1;
   int depth = -1;
-  // A parent comes before its child; what was never planted must not be followed in circles.
+  // A parent comes before its child; a tree that was never written must not be followed in circles.
   for (int i = node, before; i >= 0; i = before < i ? before : -1, ++depth) {
     seen[i / 32] |= 1u << (i % 32);
     before = parents[i];
@@ -36,7 +36,7 @@ extern "C" __global__ void feed_nodes(Feed feed, Nodes nodes) {
   for (int i = threadIdx.x; i <= node; i += blockDim.x) parents[i] = nodes.parents[first + i];
   for (int i = threadIdx.x; i < NODES / 32; i += blockDim.x) seen[i] = 0;
   __syncthreads();
-  // What is not there is masked, and must be finite all the same.
+  // Absent nodes are masked, and must be finite all the same.
   int token = parents[node] < -1 ? 0 : nodes.ids[first + node];
   if (nodes.rooted && node == 0) token = feed.next_tokens[row];
   if (threadIdx.x == 0) {

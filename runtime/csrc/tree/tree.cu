@@ -107,7 +107,7 @@ __device__ const u64* merge(const Proposal& proposal, Shared& shared, const u64*
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = proposal.top_k, taken = 0;
   int size = proposal.count * k;
   if (proposal.count == 1) return lists;
-  // What was found before may still be read.
+  // The result of the round before may still be read.
   __syncwarp();
   if (size <= STAGED) {
     for (int i = lane; i < size; i += 32) shared.staged[warp][i] = lists[i];
@@ -149,7 +149,7 @@ __device__ void take_slot(const Proposal& proposal, int row, int slot, int paren
   proposal.entries[place] = entry;
 }
 
-// What does not depend on the logits, by all blocks of a row.
+// Work that does not depend on the logits, by all blocks of a row.
 __device__ void reset(const Proposal& proposal, int row) {
   int k = proposal.top_k, first = blockIdx.x * THREADS + threadIdx.x, stride = gridDim.x * THREADS;
   long long table = (long long)row * proposal.size, slots = (long long)row * proposal.slots;
@@ -164,7 +164,7 @@ __device__ void reset(const Proposal& proposal, int row) {
     proposal.parents[slots + i] = -2;
   }
   const unit* fresh = proposal.hidden_out + (long long)row * proposal.width;
-  // What slots held that are not there yet may not be finite.
+  // Slots that are not there yet may hold what is not finite.
   for (int i = first; i < proposal.slots * proposal.width; i += stride)
     proposal.hidden[slots * proposal.width + i] =
         i < k * proposal.width ? fresh[i % proposal.width] : unit();

@@ -3,8 +3,8 @@
 #include "sampling/draw.cuh"
 #include "common/last_block.cuh"
 #include "sampling/wide.cuh"
-// Walks through token trees: at each node the token is picked as for a decode step, and a child
-// with that token is the next node. Either all nodes are picked for first, or those that are
+// Walks through token trees: at each node the token is sampled as for a decode step, and a child
+// with that token is the next node. Either all nodes are sampled first, or those that are
 // walked one after the other.
 
 #define NODES 1024
@@ -27,7 +27,7 @@ struct Way {
   int depth;
 };
 
-// The tokens on the way from the root to a node; every thread gets the place to pick at.
+// The tokens on the way from the root to a node; every thread gets the place to sample at.
 __device__ Spot spot_at(const Batch& batch, const Walk& walk, int place, Way& way) {
   int r = place / walk.width, node = place % walk.width;
   long long tree = (long long)r * walk.width;
@@ -101,14 +101,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   draw_nodes<true>(batch, walk, wide);
 }
 
-// The row's caches hold so many tokens more. All of its picks have been made.
+// The row's caches hold so many tokens more. All of its samples have been drawn.
 __device__ void fill(const Batch& batch, int r, int count) {
   ((INDEX*)batch.start)[r] += count;
 }
 
-// The first node's token and those of its children that were picked, by one block of a row.
+// The first node's token and those of its sampled children, by one block of a row.
 struct Trail {
-  int tokens[NODES];  // picked behind each node, -1 where it is not finite
+  int tokens[NODES];  // sampled behind each node, -1 where it is not finite
   int next[NODES];
   unsigned short nodes[NODES];
   int count;
@@ -154,7 +154,7 @@ __device__ void follow(const Batch& batch, const Walk& walk, const Row& row, int
   }
 }
 
-// One block a row, behind the picks for all nodes.
+// One block a row, behind the sampling of all nodes.
 extern "C" __global__ void __launch_bounds__(256) follow_picks(Batch batch, Walk walk) {
   __shared__ Trail trail;
   int r = blockIdx.x;
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256) follow_picks(Batch batch, Walk
   follow(batch, walk, row, r, trail);
 }
 
-// What was found for a node, whose place is left as it was before the first block; -1 where it is
+// Best token of a node, whose place is left as it was before the first block; -1 where it is
 // not finite.
 __device__ int take_greedy(Partial* partial) {
   u64 best = atomicExch(&partial->best, NEVER);
