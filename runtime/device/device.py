@@ -411,9 +411,9 @@ class BatchSampler(Protocol):
     def verify(self, rows: int, width: int) -> PendingPaths:
         """Walk each row's tree by the logits [rows, width, V] of its nodes.
 
-        At a node of depth d the token is picked for position start + d + 1 with the row's history
+        At a node of depth d the token is sampled for position start + d + 1 with the row's history
         and the tokens of the walk so far; a child with that token is the next node (the first of
-        equal ones). All picked tokens enter the history, the last becomes the `next_tokens`, and
+        equal ones). All sampled tokens enter the history, the last becomes the `next_tokens`, and
         the row's `lengths` grow by as many.
         """
 

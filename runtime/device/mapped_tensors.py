@@ -77,11 +77,11 @@ class TensorFile:
                 for name, entry in header.items()
                 if name != "__metadata__"
             }
-            room = os.fstat(self._file.fileno()).st_size - start
+            space = os.fstat(self._file.fileno()).st_size - start
             self.tensors = {
-                name: self._stored(name, one, start, room) for name, one in entries.items()
+                name: self._stored(name, one, start, space) for name, one in entries.items()
             }
-            self._check_places(entries.values(), room)
+            self._check_places(entries.values(), space)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self.close()
             raise self._no_file(path) from error
@@ -104,21 +104,21 @@ class TensorFile:
             text = f"{self._name} was changed while {name} was read"
             raise HearthError(self._code, text, name) from error
 
-    def _stored(self, name: str, entry: _Entry, start: int, room: int) -> StoredTensor:
+    def _stored(self, name: str, entry: _Entry, start: int, space: int) -> StoredTensor:
         begin, end = entry.data_offsets
         if entry.dtype not in DTYPES:
             text = f"{name} has type {entry.dtype}, which is not read"
             raise HearthError(self._code, text, name)
         stored = StoredTensor(DTYPES[entry.dtype], tuple(entry.shape), start + begin)
         size = math.prod(stored.shape) * stored.dtype.itemsize
-        if not begin <= end <= room or end - begin != size:
+        if not begin <= end <= space or end - begin != size:
             text = f"{self._name} has no whole tensor {name}: it is damaged or cut short"
             raise HearthError(self._code, text, name)
         return stored
 
-    def _check_places(self, entries: Iterable[_Entry], room: int) -> None:
+    def _check_places(self, entries: Iterable[_Entry], space: int) -> None:
         try:
-            _check_places(entries, room)
+            _check_places(entries, space)
         except ValueError as error:
             text = f"{self._name} has bytes that are of no tensor, or of two: save it again"
             raise HearthError(self._code, text, self._name) from error
@@ -144,14 +144,14 @@ def _map(path: Path, name: str) -> NDArray[Any]:
     return _mapped(path, entries[name], start)
 
 
-def _check_places(entries: Iterable[_Entry], room: int) -> None:
-    """Raise ValueError unless the tensors fill `room` bytes side by side."""
+def _check_places(entries: Iterable[_Entry], space: int) -> None:
+    """Raise ValueError unless the tensors fill `space` bytes side by side."""
     end = 0
     for begin, behind in sorted(entry.data_offsets for entry in entries):
         if begin != end:
             raise ValueError("tensors have something between them, or in common")
         end = behind
-    if end != room:
+    if end != space:
         raise ValueError("the tensors do not end with the file")
 
 
@@ -189,4 +189,4 @@ def _header_of(file: BinaryIO) -> tuple[dict[str, msgspec.Raw], int]:
 
 def _unique(pairs: list[tuple[str, object]]) -> None:
     if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice in the header")
+        raise ValueError("a key occurs twice in the header")

@@ -120,7 +120,7 @@ class EngineExecutor:
         self._prepared_limit = _PREPARED_LIMIT
         self._prepared: OrderedDict[tuple[object, ...], _PreparedStep] = OrderedDict()
         self._current: _PreparedStep | None = None
-        # Of the current step; looked up again whenever steps or graphs change.
+        # Graph of the current step; looked up again whenever steps or graphs change.
         self._graph: CapturedRun | None = None
         self._profile_in_use: int | None = None
         self._open_engine: Callable[..., Engine] | None = None

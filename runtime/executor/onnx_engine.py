@@ -229,7 +229,7 @@ def session_options(options: EngineOptions) -> ort.SessionOptions:
     made.add_session_config_entry("session.intra_op.allow_spinning", allowed)
     if bounded and not options.spin:
         made.add_session_config_entry("session.intra_op.spin_duration_us", SHORT_SPIN_US)
-    # Those that spin do so within a step only; an idle service leaves the processor alone.
+    # Threads spin within a step only; an idle service leaves the processor alone.
     made.add_session_config_entry("session.force_spinning_stop", "1")
     # Quantised weights times 8-bit activations; the exact levels are up to 40 times slower.
     made.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "4")

@@ -76,8 +76,8 @@ class BlockLayout:
 
     def tensors(self, block: Tensor) -> dict[str, Tensor]:
         """The inputs in a block, by binding."""
-        told = {RANK: block.beginning(RANK, (1,), _INT)} if self._tells_rank else {}
-        return told | {
+        rank = {RANK: block.beginning(RANK, (1,), _INT)} if self._tells_rank else {}
+        return rank | {
             name: block.part(name, *place)
             for pair, a, b in self._places
             for name, place in ((pair.a, a), (pair.b, b))

@@ -36,7 +36,7 @@ _CONFIG_LIMIT = 1 << 20
 _LARGEST_RANK = 1 << 16
 _FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
 
-# What would change the numbers, and the value with which it does not.
+# Fields that would change the numbers, and the value with which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (),
     "bias": ("none",),
@@ -61,7 +61,7 @@ _READ = {
     "target_modules",
     "use_rslora",
 }
-# What says how it was trained, or where: the tensors say what came of it.
+# Fields of the training alone: the tensors are its result.
 _OF_TRAINING = {
     "arrow_config",
     "auto_mapping",

@@ -28,12 +28,12 @@ _SCORE_COPIES = {"native": 1.3, "classic": 4.7}
 _ACTIVATION_COPIES = 4.0
 _DRAFT_SCORE_COPIES = {"native": 1.0, "classic": 5.2}
 _DRAFT_ACTIVATION_COPIES = 3.0
-# Of a tree mask [B, S, C].
+# Bytes of an element of a tree mask [B, S, C].
 _MASK_BYTES = 2
 
 # On a GPU: an empty context with its stream, the ops of a step loaded.
 _CONTEXT_BYTES = 520 * _MIB
-# What an engine's library takes for itself: kernels as they are loaded, and its workspaces.
+# Memory of an engine's library itself: kernels as they are loaded, and its workspaces.
 _LIBRARY_BYTES = {"onnxruntime": 330 * _MIB, "tensorrt": 60 * _MIB}
 # The same for a second engine in the process, with the captured rounds of speculation.
 _DRAFT_LIBRARY_BYTES = {"onnxruntime": 220 * _MIB, "tensorrt": 60 * _MIB}
@@ -48,8 +48,8 @@ LOADING = "weights_while_loading"
 # Embeddings on their way into a step.
 _IMAGE_PINNED_BYTES = 8 * _MIB
 
-# Of a vision tower, measured: the encoder, its libraries and an empty session, and the process that
-# decodes for it.
+# Memory of a vision tower, measured: the encoder, its libraries and an empty session, and the
+# process that decodes for it.
 _TOWER_PROCESS_BYTES = (120 + 60) * _MIB
 TOWER_HOST_PARTS = {"vision_processes": (90 + 60) * _MIB}
 """Parts on the host of a GPU: an encoder without an engine, and its decoding process."""
@@ -60,7 +60,7 @@ _TOWER_MASK_COPIES = 2.5
 _TOWER_ACTIVATION_COPIES = 12.0
 _FLOAT = 4
 
-# What a captured graph takes for each of its kernels, and how many of these a step has.
+# Bytes of a captured graph for each of its kernels, and how many of these a step has.
 _KERNEL_BYTES = 3300
 _LAYER_KERNELS = 14
 # More where rows have rotary tables of their own: products, norms and rotations are not fused.
@@ -173,7 +173,7 @@ def cuda_scratch_bytes(config: LLMEngineRunnerConfig, tokens: int) -> int:
 def _score_bytes(config: LLMEngineRunnerConfig, tokens: int, copies: float) -> int:
     slots = config.max_kv_cache_capacity
     if config.dialect == "native":
-        # What served a smaller bucket of the cache is too small for the next but one, and is not
+        # Memory of a smaller bucket of the cache is too small for the next but one, and is not
         # given back; the many pieces of the classic dialect's attention find use for it.
         slots = sum(doubled_sizes(slots))
     scores = tokens * config.num_attention_heads * slots * ITEM_BYTES[config.dtype]

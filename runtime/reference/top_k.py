@@ -4,7 +4,7 @@ from numpy.typing import NDArray
 from hearth.runtime.sampling.ranking import leading
 
 _LOWEST = np.float32(-np.inf)
-# So many scores are sorted as they are; of more, those are sought that can be among the best.
+# Up to this many scores are sorted; of more, those are sought that can be among the best.
 _FEW = 1024
 _COLUMNS = 128
 

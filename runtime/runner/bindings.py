@@ -136,7 +136,7 @@ class StepBindings:
         self.caches.kv.write(self._fresh, start, (rows, tokens), first or 0)
 
     def _capture_for(self, adapter: str, profile: int, dims: InferenceDims) -> None:
-        # Where a switch binds anew, on the CPU, a capture runs nothing: rows may be active.
+        # A capture runs nothing where a switch binds anew, on the CPU: rows may be active.
         self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
         self.executor.capture_graph(self.stream)
 

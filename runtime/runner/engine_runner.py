@@ -262,7 +262,7 @@ class LLMEngineRunner:
             for row, path in enumerate(nodes):
                 table[row, : len(path)] = path
             caches.commit_path(table)
-        # Those of the device have grown with the walk.
+        # The device's lengths have grown with the walk.
         caches.count(counts)
 
     def warm_prefill(self) -> None:

@@ -85,7 +85,7 @@ class ImageMerge:
             found = self._store.read(image)
             for target, rows in zip((self._embeds, *self._deepstack), found, strict=False):
                 self._ops.splice(target, place, rows[first : first + tokens])
-            # What was read is what was meant only if it still lies there.
+            # The embeddings read are the right ones only if they still lie there.
             self._store.read(image)
             self.metrics.images += first == 0
             self.metrics.tokens += tokens

@@ -92,7 +92,7 @@ class ScoreAdjustment:
 
 # The nucleus is first sought among tokens within this distance (natural log) of the likeliest.
 _NEAR = np.float32(-4)
-# Where that is too little, scores are counted in this many bins, so many to a unit.
+# If that is too little, scores are counted in this many bins, so many to a unit.
 _BINS = 1024
 _BINS_PER_UNIT = 32
 

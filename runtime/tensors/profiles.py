@@ -123,10 +123,10 @@ def prefill_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:
     return (*sizes, longest)
 
 
-def prefill_width(config: LLMEngineRunnerConfig, tokens: int, room: int) -> int:
-    """Return the width in which a chunk of `tokens` runs with `room` free slots in each row."""
+def prefill_width(config: LLMEngineRunnerConfig, tokens: int, free_slots: int) -> int:
+    """Return the width in which a chunk of `tokens` runs, with `free_slots` left in each row."""
     sizes = (*captured_widths(config), *prefill_widths(config))
-    return next((size for size in sizes if tokens <= size <= room), tokens)
+    return next((size for size in sizes if tokens <= size <= free_slots), tokens)
 
 
 def captured_widths(config: LLMEngineRunnerConfig) -> tuple[int, ...]:

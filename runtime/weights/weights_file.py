@@ -170,11 +170,11 @@ def write_head(path: Path, layout: WeightLayout, source: str, answer: bytes) -> 
             "data_offsets": (first, first + entry.nbytes),
         }
     text = json.dumps(header).encode()
-    room = layout.begin - 8
-    if len(text) > room:
+    head_bytes = layout.begin - 8
+    if len(text) > head_bytes:
         raise HearthError("internal", f"the head of {path.name} has {len(text)} bytes", path.name)
     with path.open("r+b") as file:
-        file.write(room.to_bytes(8, "little") + text.ljust(room))
+        file.write(head_bytes.to_bytes(8, "little") + text.ljust(head_bytes))
     return sha256
 
 

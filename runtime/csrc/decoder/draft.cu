@@ -1,6 +1,6 @@
 #include "common/numbers.cuh"
-// Kernels of a draft's step beside products and attention. Sums go thread by thread in one order, so
-// that a token's numbers do not depend on the others of its step.
+// Kernels of a draft's step beside products and attention. Sums go thread by thread in one order,
+// so that a token's numbers do not depend on the others of its step.
 
 constexpr u32 FULL = 0xFFFFFFFFu;
 #define INFINITE __int_as_float(0x7F800000)

@@ -84,8 +84,8 @@ struct Batch {
   int capacity;
 };
 
-// Place at which a token is sampled: a row's logits, the token's position, and its result. The tokens
-// of `path` are behind those of the row's history.
+// Place at which a token is sampled: a row's logits, the token's position, and its result. The
+// tokens of `path` are behind those of the row's history.
 struct Spot {
   int r;
   const float* logits;

@@ -26,7 +26,7 @@ class CpuTreeOps:
         ids = trees.ids.view((rows, width))
         ids[:, 0] = buffers.next_tokens.array[:rows]
         parents = trees.parents.view((rows, width))
-        # What is not there is masked, and must be finite all the same.
+        # Absent nodes are masked, and must be finite all the same.
         known = np.where(parents > token_trees.NO_NODE, ids, 0)
         _feed_tree(buffers, known, token_trees.pack_mask(parents), buffers.lengths.array[:rows])
         buffers.last_token_ids.view((rows, width))[...] = np.arange(width)

@@ -177,7 +177,7 @@ class KernelCompiler:
             arguments = [option.encode() for option in options]
             outcome = api.nvrtcCompileProgram(program, len(arguments), arguments)
             self._check("nvrtcCompileProgram", program, *outcome)
-            # Of an architecture that is not a real GPU's there is no cubin.
+            # A virtual architecture has no cubin.
             call = "nvrtcGetPTX" if any("=compute_" in one for one in options) else "nvrtcGetCUBIN"
             size = self._check(call, None, *getattr(api, f"{call}Size")(program))
             code = bytearray(size)

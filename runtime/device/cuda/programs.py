@@ -84,7 +84,7 @@ class Programs:
     def load(self, requests: Iterable[KernelRequest], threads: int, told: Told = nobody) -> None:
         """Compile these kernels, `threads` at a time, and load them; raises as `kernel`.
 
-        Where some are not in the compiler's cache `told` hears the share of those.
+        `told` is called with the share that is compiled, if some are not in the compiler's cache.
         """
         wanted = dict.fromkeys(requests)
         programs = dict.fromkeys(one.program for one in wanted)

@@ -33,7 +33,7 @@ class SampleSlot:
     def __init__(self, context: CudaContext, address: int, results: NDArray[Any]) -> None:
         self.address = address
         self.results = results
-        self.picks = self.results[["token", "failed"]]
+        self.tokens = self.results[["token", "failed"]]
         self.event = CudaEvent(context)
         self.uses = 0
 
@@ -62,7 +62,7 @@ class SampleRing:
 class CudaPendingSamples:
     """The samples of a step that may still be running.
 
-    `wanted` gives the `logprobs` of each row that was picked and asks for any.
+    `wanted` gives the `logprobs` of each sampled row that asks for any.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class CudaPendingSamples:
         if slot.uses != self._use:
             raise HearthError("internal", "the samples of a step were read too late")
         slot.event.wait()
-        picks = slot.picks[: self._rows].tolist()
-        samples = [None if failed else Sample(token) for token, failed in picks]
+        tokens = slot.tokens[: self._rows].tolist()
+        samples = [None if failed else Sample(token) for token, failed in tokens]
         for row, wanted in self._wanted.items():
             if samples[row] is not None:
                 samples[row] = read_sample(slot.results[row], wanted)

@@ -57,7 +57,7 @@ def bulk_upload(
                 slot = number % slots
                 if len(filling) == slots:
                     send()
-                # What the slot held before is on the device.
+                # The slot's last contents are on the device.
                 events[slot].wait()
                 done = pool.submit(_fill, pinned[slot].array, data)
                 filling.append((done, slot, target, data.size))

@@ -150,8 +150,8 @@ def shrink_blocks(
     count = min(adapter.width // RANK_STEP, free) // matrices * matrices
     # The sums have a part more.
     shared = tiles.shared_bytes + (1 + repeated) * -(-tiles.eights // 2) * 512
-    room = (facts.shared_per_block - shared) // _WARPS + ring
-    stages = min(blocks, max(_LEAST_STAGES, ring // _STAGE_BYTES), room // _STAGE_BYTES)
+    spare = (facts.shared_per_block - shared) // _WARPS + ring
+    stages = min(blocks, max(_LEAST_STAGES, ring // _STAGE_BYTES), spare // _STAGE_BYTES)
     if not count or not stages or not facts.dependent:
         return None
     return ShrinkBlocks(count, stages, shared + _WARPS * max(0, stages * _STAGE_BYTES - ring))

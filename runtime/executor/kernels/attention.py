@@ -36,7 +36,7 @@ _TICKET_BYTES = 4
 _ALIGNMENT = 256
 _HEADS_OF_WARP = 4
 _HALF_BLOCK = 32
-# Of nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
+# Constants of nodes.cu: warps, query heads of a KV head, blocks of a multiprocessor, those beside
 # each that take whole spans, slots up to which it is the shorter one, floats of a row of scores.
 _NODE_WARPS = 8
 _NODE_GROUPS = (1, 2, 4)
@@ -186,7 +186,7 @@ def plan_attention(
             return by_nodes
     splits, tokens = -(-kv_len // SPLIT), plan.tokens(shape.group) if seq_len > 1 else 0
     blocks = plan.tiles * pairs
-    # Of many rows each block has all positions of its tile.
+    # With many rows each block has all positions of its tile.
     most = 1 if not fused else _CROWDED if seq_len == 1 else _CROWDED_BY_FEW
     if blocks >= most * multiprocessors:
         if not fused and shape.head_dim <= _WIDEST_BY_TWO:

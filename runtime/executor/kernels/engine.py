@@ -36,7 +36,7 @@ _PACKED_LIMIT = 128
 """Steps whose launches are kept; each holds some hundred small structures."""
 _LEAST_CAPABILITY = (8, 0)
 _MOST_THREADS = 16
-# Of a round of speculation, usually.
+# Accepted and newest tokens of a usual round of speculation.
 _ACCEPTED, _NEWEST = 7, 10
 _SOMEWHERE = 256
 
@@ -126,7 +126,7 @@ class KernelsEngine:
     def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
         """A CUDA graph of the step, which runs once on the way."""
         step, stream = self._pack(bindings), _own(stream)
-        # What a first launch loads must not be loaded while it is captured.
+        # Modules that a first launch loads must not be loaded during capture.
         step.queue(stream)
         stream.synchronize()
         with GraphCapture(self._context, stream) as capture:

@@ -93,12 +93,12 @@ def narrow_tiles(
             weight_bytes=weight_bytes,
         )
 
-    room, resident = _budget(facts, columns), 1 if columns > _FEW_COLUMNS else 2
-    if shared(step, _SHALLOWEST, repeated=True) > room:
-        room, resident = facts.shared_per_block, 1
+    limit, resident = _budget(facts, columns), 1 if columns > _FEW_COLUMNS else 2
+    if shared(step, _SHALLOWEST, repeated=True) > limit:
+        limit, resident = facts.shared_per_block, 1
 
     def fits(size: int, depth: int, *, repeated: bool) -> bool:
-        return shared(size, depth, repeated=repeated) <= room
+        return shared(size, depth, repeated=repeated) <= limit
 
     size = -(-eights // (facts.multiprocessors * step)) * step
     if columns > COLUMNS[0]:
@@ -140,10 +140,10 @@ def _shared_out(
 
     `rows` are eights, and of how many a block has a multiple. Of shares of rows and tokens those
     are taken of which a block reads least. Tokens come through a ring, as weights do. None where
-    there is no room for sums or rings.
+    sums or rings do not fit.
     """
     (eights, step), most = rows, most_blocks(inputs)
-    room = min(facts.shared_per_block, facts.shared_per_multiprocessor - RESERVED)
+    limit = min(facts.shared_per_block, facts.shared_per_multiprocessor - RESERVED)
     found: list[tuple[int, int, NarrowTiles]] = []
     for width in COLUMNS[1:]:
         shares = columns // width
@@ -161,11 +161,13 @@ def _shared_out(
             repeated=False,
             weight_bytes=weight_bytes,
         )
-        fit = (pair for pair in _stages(most) if taken(depth=pair[0], token_stages=pair[1]) <= room)
+        fit = (
+            pair for pair in _stages(most) if taken(depth=pair[0], token_stages=pair[1]) <= limit
+        )
         depth, tokens = next(fit, (0, 0))
         if not depth:
             continue
-        # More weights ahead are of use where another block has room beside.
+        # More prefetched weights are of use where another block fits beside.
         half = facts.shared_per_multiprocessor // 2 - RESERVED
         while depth < most and taken(depth=depth + 1, token_stages=tokens) <= half:
             depth += 1
@@ -201,7 +203,7 @@ def narrow_bytes(
     ring = depth * size * weight_bytes + token_stages * columns // 8 * EIGHT_BYTES
     parts = (1 + repeated) * -(-size // 2) * (columns // 8) * _PART_BYTES
     norm = blocks_of(inputs) * 128 + 4 * WARPS * columns if normed else 0
-    # Of several tokens the sums of the only group lie where its weights were.
+    # With several tokens the sums of the only group lie where its weights were.
     over = columns > COLUMNS[0] and not repeated
     return WARPS * (max(ring, parts) if over else ring + parts) + norm
 
@@ -331,8 +333,8 @@ def _fits(facts: GpuFacts, tiles: GroupTiles, inputs: int) -> bool:
     # A stage is always one share's, and shares are alike.
     if inputs // _BLOCK % tiles.shares or tiles.depth % tiles.shares:
         return False
-    room = facts.shared_per_multiprocessor // tiles.resident - RESERVED
-    return tiles.shared_bytes <= min(room, facts.shared_per_block)
+    limit = facts.shared_per_multiprocessor // tiles.resident - RESERVED
+    return tiles.shared_bytes <= min(limit, facts.shared_per_block)
 
 
 _WIDE_DEEP, _WIDE_SHALLOWEST = 4, 2
@@ -380,7 +382,7 @@ class WideTiles(NamedTuple):
         return self.eights * self.widths
 
 
-# Of four warps each. The larger a tile, the less of it is read again, and the second cache's
+# Tiles of four warps each. The larger a tile, the less of it is read again, and the second cache's
 # bandwidth is what large products end at (H200, 7.5 TB/s); the last number is what the others cost
 # more there.
 _WIDE = (
@@ -388,7 +390,7 @@ _WIDE = (
     (WideTiles(12, 8, 3, 4, _WIDE_DEEP, 2), 1.15),
     (WideTiles(8, 8, 2, 4, _WIDE_DEEP, 3), 1.15),
 )
-# Of one block alone a multiprocessor, whose four warps wait for one another.
+# Slowdown of one block alone on a multiprocessor, whose four warps wait for one another.
 _LONELY = 1.5
 _SPLITS = (8, 4, 2)
 
@@ -424,8 +426,10 @@ def wide_tiles(
 
 def _fitted(facts: GpuFacts, tiles: WideTiles) -> WideTiles:
     """Fit the stages into shared memory, with fewer blocks a multiprocessor if need be."""
-    room = min(facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - RESERVED)
-    depth = min(tiles.depth, (room - tiles.parts_bytes) // tiles.stage_bytes)
+    limit = min(
+        facts.shared_per_block, facts.shared_per_multiprocessor // tiles.resident - RESERVED
+    )
+    depth = min(tiles.depth, (limit - tiles.parts_bytes) // tiles.stage_bytes)
     if depth <= _WIDE_SHALLOWEST and tiles.resident > 1:
         return _fitted(facts, tiles._replace(resident=tiles.resident - 1))
     return tiles._replace(depth=max(_WIDE_SHALLOWEST, depth))

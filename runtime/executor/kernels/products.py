@@ -54,7 +54,7 @@ _NORM_THREADS = 128
 _NORM_TOKENS = 4
 # Tokens of a residual product up to which its blocks are placed before its predecessor has ended.
 _TOGETHER = 128
-# What `early` says where a product also runs once before it waits.
+# Value of `early` where a product also runs once before it waits.
 _REHEARSED = 2
 
 
@@ -390,7 +390,7 @@ class Products:
     def _wide(self, given: Inputs, weights: Sequence[Weight], common: ProductConfig) -> _Chosen:
         eights, form = _eights(weights), weights[0].form
         tiles = wide_tiles(self._facts, eights, given.size, given.tokens, form.eight_bytes)
-        # Whether every block has rows of one matrix, or one of gate and up in each eight.
+        # True if every block has rows of one matrix, or one of gate and up in each eight.
         even = all(weight.rows % (8 * tiles.eights) == 0 for weight in weights[:-1])
         shared = tiles.shared_bytes
         even = even or common.output == GATED

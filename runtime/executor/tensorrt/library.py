@@ -75,7 +75,7 @@ def open_runtime(library: Any, log: Any) -> Any:
     """
     try:
         runtime = library.Runtime(log)
-    except TypeError as error:  # What the bindings make of a null pointer.
+    except TypeError as error:  # The bindings make it of a null pointer.
         raise HearthError(
             "engine_incompatible",
             f"{library.__name__} {library.__version__} does not start ({log.take()}): does the "
