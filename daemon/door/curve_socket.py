@@ -16,11 +16,11 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hearth.actors.settings import Reloadable
 from hearth.daemon.connections import LOOPBACK, listen_on_port
+from hearth.daemon.door.fair_queue import FairQueue
 from hearth.daemon.door.keys import Keys
 from hearth.daemon.door.local_socket import STRANGERS
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
-from hearth.daemon.door.turns import Turns
 from hearth.daemon.door.zap import DOMAIN, Zap
 from hearth.runtime.errors import HearthError
 from hearth_client.protocol import Error
@@ -137,7 +137,7 @@ class CurveSocket:
         self.port = port.number
         self.overweight = 0
         self.pending = False
-        self._turns = Turns[Received]()
+        self._turns = FairQueue[Received]()
         self._held = self._held_bytes = 0
         self._skips = False
         self._listener = port

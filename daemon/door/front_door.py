@@ -22,14 +22,14 @@ from hearth.actors.messages import (
 )
 from hearth.actors.settings import PolicySettings
 from hearth.actors.supervisor_messages import ExecutorMetrics
-from hearth.daemon.door.dispatch import Dispatch
 from hearth.daemon.door.finished import Listener
 from hearth.daemon.door.keys import Keys
 from hearth.daemon.door.listener import open_listener
 from hearth.daemon.door.overview import generations
 from hearth.daemon.door.pictures import Pictures
-from hearth.daemon.door.replies import Replies
-from hearth.daemon.door.requests import Requests
+from hearth.daemon.door.replies import ActorMessageHandler
+from hearth.daemon.door.request_tracker import RequestTracker
+from hearth.daemon.door.requests import ClientMessageHandler
 from hearth.daemon.door.sessions import Session, Sessions
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
@@ -40,37 +40,37 @@ from hearth.runtime.errors import Code, HearthError
 from hearth_client.protocol import Error
 
 
-class Bell:
+class Waker:
     """Rung by descriptors that are readable; for one task, which reads them all before it waits.
 
     A descriptor that has not been read out rings on.
     """
 
     def __init__(self) -> None:
-        self._rung = anyio.Event()
+        self._woken = anyio.Event()
 
     def watch(self, *descriptors: int) -> None:
         """Ring while one of them is readable."""
         for descriptor in descriptors:
-            asyncio.get_running_loop().add_reader(descriptor, self.ring)
+            asyncio.get_running_loop().add_reader(descriptor, self.wake)
 
     def unwatch(self, *descriptors: int) -> None:
         """Ring no more for these, which are about to be closed."""
         for descriptor in descriptors:
             asyncio.get_running_loop().remove_reader(descriptor)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """End the wait that goes on, or the next one."""
-        self._rung.set()
+        self._woken.set()
 
     async def wait(self, seconds: float) -> None:
         """Wait until it rings, `seconds` at most."""
-        timer = asyncio.get_running_loop().call_later(seconds, self.ring)
+        timer = asyncio.get_running_loop().call_later(seconds, self.wake)
         try:
-            await self._rung.wait()
+            await self._woken.wait()
         finally:
             timer.cancel()
-        self._rung = anyio.Event()
+        self._woken = anyio.Event()
 
 
 _log = structlog.get_logger("hearth.door")
@@ -90,7 +90,7 @@ _REFUSED_S = 60.0
 """Between two lines of the log about those who are refused."""
 _BEHIND_S = 0.01
 """Between two looks whether a client reads again, of which ZeroMQ does not always tell."""
-_FAREWELLS = 100
+_DRAIN_POLLS = 100
 """How often a stop looks, that far apart, whether all have taken their last answers."""
 
 
@@ -130,7 +130,7 @@ class FrontDoor:
         listener = open_listener(settings.socket, os.environ if environ is None else environ)
         self.path = listener.path
         self._socket = open_sockets(listener, self._state.settings, keys)
-        self._dispatch = Dispatch(
+        self._tracker = RequestTracker(
             self._state,
             self._socket,
             to_tokenizer=to_tokenizer,
@@ -138,9 +138,9 @@ class FrontDoor:
             to_scheduler_control=to_scheduler_control,
             listeners=listeners,
         )
-        self._requests = Requests(self._state, self._dispatch)
-        self._replies = Replies(self._state, self._dispatch, on_step)
-        self._bell = Bell()
+        self._requests = ClientMessageHandler(self._state, self._tracker)
+        self._replies = ActorMessageHandler(self._state, self._tracker, on_step)
+        self._waker = Waker()
         self._left_s = 0.0
         self._refused = 0
         self._tell_refused = 0.0
@@ -156,7 +156,7 @@ class FrontDoor:
 
     def allow(self, clients: Mapping[str, str]) -> None:
         """Let those in on TCP from now on, names by public keys; sessions of others end."""
-        for session in self._dispatch.sessions.all():
+        for session in self._tracker.sessions.all():
             if session.key and session.key not in clients:
                 _log.info("a client is not allowed any more", client=session.client)
                 self._end(session, "not_allowed", "the key of this client is not listed any more")
@@ -174,7 +174,7 @@ class FrontDoor:
         if life is not None:
             self._state.life = life
             if life.serves:
-                self._dispatch.executor_is(ready=life.state == "ready")
+                self._tracker.executor_is(ready=life.state == "ready")
             if life.state in ("starting", "loading"):
                 # The executor that they tell of is gone.
                 self._state.metrics = None
@@ -201,12 +201,12 @@ class FrontDoor:
     @property
     def clients(self) -> int:
         """Sessions."""
-        return len(self._dispatch.sessions)
+        return len(self._tracker.sessions)
 
     @property
     def sessions(self) -> Sessions:
         """Sessions and open requests, to be read."""
-        return self._dispatch.sessions
+        return self._tracker.sessions
 
     def cancel(self, name: str) -> None:
         """End a generation for the daemon's owner, by its id; raises `unknown_request`."""
@@ -219,17 +219,17 @@ class FrontDoor:
             raise HearthError("unknown_request", text, "request")
         _log.info("the operator ends a request", request=name)
         text = "the daemon's operator has ended this request"
-        self._dispatch.stop(request, "cancelled_by_operator", text)
+        self._tracker.stop(request, "cancelled_by_operator", text)
 
     def end_all(self, code: str, message: str) -> None:
         """End every generation: none of them has a chance to be served soon."""
         for request in list(generations(self.sessions)):
-            self._dispatch.stop(request, code, message)
+            self._tracker.stop(request, code, message)
 
     async def load(self) -> SchedulerReport | None:
         """What the scheduler holds now; None where it does not say so in time."""
         reported = self._state.reported
-        if self._dispatch.ask_load():
+        if self._tracker.ask_load():
             with anyio.move_on_after(_REPORT_S):
                 await reported.wait()
                 return self._state.load
@@ -238,17 +238,17 @@ class FrontDoor:
     @property
     def open_requests(self) -> int:
         """Requests without a terminal answer."""
-        return len(self._dispatch.sessions.open_requests)
+        return len(self._tracker.sessions.open_requests)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `stop` or cancellation; every open request then gets `shutting_down`."""
         try:
-            self._bell.watch(self._inbox.descriptor, *self._socket.descriptors)
+            self._waker.watch(self._inbox.descriptor, *self._socket.descriptors)
             task_status.started()
             await self._serve()
-            await self._farewell()
+            await self._drain_outboxes()
         finally:
-            self._bell.unwatch(self._inbox.descriptor, *self._socket.descriptors)
+            self._waker.unwatch(self._inbox.descriptor, *self._socket.descriptors)
             self.close()
             self.ended.set()
 
@@ -256,12 +256,12 @@ class FrontDoor:
         """Refuse new work, let open requests end for `drain_s` seconds, then end `run`."""
         if self._state.life.serves:
             self._state.life = self._state.life.draining("stopped")
-        self._dispatch.come_again.stops(time.monotonic() + drain_s)
+        self._tracker.retry_after.stops(time.monotonic() + drain_s)
         if self.open_requests:
             with anyio.move_on_after(drain_s):
                 await self._drained.wait()
         self._stopping = True
-        self._bell.ring()
+        self._waker.wake()
 
     def close(self) -> None:
         """End what is open with `shutting_down`, close the socket and remove its file."""
@@ -275,24 +275,24 @@ class FrontDoor:
     def _as_seen(self, settings: DoorSettings) -> DoorSettings:
         return settings if self._sees else settings.of_text()
 
-    async def _farewell(self) -> None:
+    async def _drain_outboxes(self) -> None:
         """End what is open, and let clients that are behind take their last answers."""
         self._end_open()
-        for _ in range(_FAREWELLS):
+        for _ in range(_DRAIN_POLLS):
             if not self._flush():
                 return
             await anyio.sleep(_BEHIND_S)
 
     def _end_open(self) -> None:
-        for request in self._dispatch.sessions.open_requests:
-            self._dispatch.stop(request, "shutting_down", "the daemon stops: try again later")
+        for request in self._tracker.sessions.open_requests:
+            self._tracker.stop(request, "shutting_down", "the daemon stops: try again later")
 
     def _flush(self) -> bool:
         """Send what waits; whether some of it still does."""
-        for session in self._dispatch.delivery.behind:
-            self._dispatch.delivery.flush(session)
-        self._dispatch.abandon_lost()
-        return bool(self._dispatch.delivery.behind)
+        for session in self._tracker.delivery.behind:
+            self._tracker.delivery.flush(session)
+        self._tracker.abandon_lost()
+        return bool(self._tracker.delivery.behind)
 
     async def _serve(self) -> None:
         """The one loop: whatever is due, then one turn for either side, then a wait."""
@@ -309,13 +309,13 @@ class FrontDoor:
                 await anyio.lowlevel.checkpoint()
             else:
                 soon = due - time.monotonic()
-                await self._bell.wait(_BEHIND_S if behind else max(soon, self._idle_s))
+                await self._waker.wait(_BEHIND_S if behind else max(soon, self._idle_s))
 
     @property
     def _idle_s(self) -> float:
         """How long nothing will be due; 0 where it may be at any time."""
-        sessions = self._dispatch.sessions
-        if sessions.busy or self._dispatch.unsent or not self._state.life.serves:
+        sessions = self._tracker.sessions
+        if sessions.busy or self._tracker.unsent or not self._state.life.serves:
             return 0.0
         if not self._socket.idle:
             return 0.0
@@ -339,7 +339,7 @@ class FrontDoor:
             received = self._socket.receive()
             if received is None:
                 # Behind what they have said before.
-                self._dispatch.abandon_closed()
+                self._tracker.abandon_closed()
                 return self._socket.pending
             began = time.thread_time()
             self._request(received)
@@ -356,7 +356,7 @@ class FrontDoor:
             self._state.totals["internal_errors"] += 1
             _log.exception("a client's pictures could not be taken")
             filled = True
-        self._dispatch.abandon_lost()
+        self._tracker.abandon_lost()
         return filled
 
     def _answer(self, message: DoorMessage) -> None:
@@ -365,7 +365,7 @@ class FrontDoor:
         except Exception:  # noqa: BLE001 - a fault in one message must not end the service
             self._state.totals["internal_errors"] += 1
             _log.exception("an actor's message could not be handled", kind=type(message).__name__)
-        self._dispatch.abandon_lost()
+        self._tracker.abandon_lost()
 
     def _request(self, received: Received) -> None:
         try:
@@ -374,24 +374,24 @@ class FrontDoor:
             self._state.totals["internal_errors"] += 1
             _log.exception("a client's message could not be handled")
             self._requests.answer_fault(received)
-        self._dispatch.abandon_lost()
+        self._tracker.abandon_lost()
 
     def _tick(self, now: float) -> None:
         if not self._state.life.serves and not self.open_requests:
             self._drained.set()
-        self._dispatch.retry_cancels()
+        self._tracker.retry_cancels()
         running = self._state.clock.now()
         self._socket.tick(running)
-        self._dispatch.abandon_closed()
+        self._tracker.abandon_closed()
         self._state.totals["connections_closed"] = self._socket.overweight
-        for session in self._dispatch.sessions.expired(running):
+        for session in self._tracker.sessions.expired(running):
             self._expire(session)
-        for request in self._dispatch.sessions.overdue(now):
-            self._dispatch.stop(request, "deadline_exceeded", "the time for this request ran out")
-        for session in self._dispatch.delivery.behind:
-            self._dispatch.stop_if_slow(session)
+        for request in self._tracker.sessions.overdue(now):
+            self._tracker.stop(request, "deadline_exceeded", "the time for this request ran out")
+        for session in self._tracker.delivery.behind:
+            self._tracker.stop_if_slow(session)
         self._count_tcp(now)
-        self._dispatch.abandon_lost()
+        self._tracker.abandon_lost()
 
     def _expire(self, session: Session) -> None:
         text = f"nothing was heard of this client for {session.lease_s:g} s"
@@ -399,9 +399,9 @@ class FrontDoor:
 
     def _end(self, session: Session, code: Code, text: str) -> None:
         for request in list(session.open.values()):
-            self._dispatch.stop(request, code, text)
-        self._dispatch.delivery.send(session, Error(code=code, message=text))
-        self._dispatch.abandon(session, code)
+            self._tracker.stop(request, code, text)
+        self._tracker.delivery.send(session, Error(code=code, message=text))
+        self._tracker.abandon(session, code)
 
     def _count_tcp(self, now: float) -> None:
         if self._socket.tcp is not None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import structlog
 
 from hearth.actors.settings import Reloadable
+from hearth.daemon.door.fair_queue import FairQueue
 from hearth.daemon.door.listener import CREDENTIALS, Listener
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import ANSWERED_SIZE, FLUSH_S, Received, Sent
-from hearth.daemon.door.turns import Turns
 from hearth.daemon.door.zmtp import (
     DELIMITER,
     GREETING,
@@ -108,7 +108,7 @@ class LocalSocket:
         self._handshakes: deque[tuple[float, int]] = deque()
         self._accepted: list[int] = []
         self._closed: list[int] = []
-        self._turns = Turns[_Connection]()
+        self._turns = FairQueue[_Connection]()
         self._until_look = 0
         self._held = 0
         self.overweight = 0

@@ -19,7 +19,7 @@ from hearth.actors.messages import (
 from hearth.actors.supervisor_messages import ExecutorMetrics
 from hearth.daemon.door import sessions
 from hearth.daemon.door import state as door_state
-from hearth.daemon.door.dispatch import OWN_REPORT, Dispatch
+from hearth.daemon.door.request_tracker import OWN_REPORT, RequestTracker
 from hearth.runtime.errors import CODES
 from hearth.runtime.request import RowRound, RowToken
 from hearth_client import protocol
@@ -43,19 +43,22 @@ _MAX_TEXT_BYTES = 7 << 20
 """Of a detokenized text: clients are told that no answer has more than 8 MiB."""
 
 
-class Replies:
+class ActorMessageHandler:
     """Handles one actor message at a time; requests that have ended get nothing more.
 
     `on_step` hears of each step behind the clients.
     """
 
     def __init__(
-        self, state: door_state.DoorState, dispatch: Dispatch, on_step: Callable[[Deltas], None]
+        self,
+        state: door_state.DoorState,
+        tracker: RequestTracker,
+        on_step: Callable[[Deltas], None],
     ) -> None:
         self._state = state
         self._on_step = on_step
-        self._dispatch = dispatch
-        self._find = dispatch.sessions.find
+        self._tracker = tracker
+        self._find = tracker.sessions.find
 
     def handle(self, message: DoorMessage) -> None:
         """Answer the clients that `message` concerns."""
@@ -89,11 +92,11 @@ class Replies:
             # Codes are counted, and clients know the documented ones alone.
             code = message.code if message.code in CODES else "internal"
             field = _field_of(request, message.field)
-            self._dispatch.fail(request, code, message.message, field, message.ahead)
+            self._tracker.fail(request, code, message.message, field, message.ahead)
         elif isinstance(message, Converted):
             self._converted(request, message)
         else:
-            self._dispatch.reply(request, self._report(request.id, message))
+            self._tracker.reply(request, self._report(request.id, message))
 
     def _accepted(self, request: sessions.OpenRequest, message: Accepted) -> None:
         if request.accepted:
@@ -106,7 +109,7 @@ class Replies:
             prompt_tokens=message.prompt_tokens,
             request=self._state.request_id(request.rid),
         )
-        self._dispatch.delivery.send(request.session, answer)
+        self._tracker.delivery.send(request.session, answer)
         self._replay(request)
 
     def _replay(self, request: sessions.OpenRequest) -> None:
@@ -117,12 +120,12 @@ class Replies:
     def _converted(self, request: sessions.OpenRequest, message: Converted) -> None:
         text = message.text or ""
         if message.tokens is not None:
-            self._dispatch.reply(request, protocol.Tokens(id=request.id, tokens=message.tokens))
+            self._tracker.reply(request, protocol.Tokens(id=request.id, tokens=message.tokens))
         elif len(text.encode()) > _MAX_TEXT_BYTES:
             reason = f"the text has more than {_MAX_TEXT_BYTES} bytes: ask for less at once"
-            self._dispatch.fail(request, "message_too_large", reason, "tokens")
+            self._tracker.fail(request, "message_too_large", reason, "tokens")
         else:
-            self._dispatch.reply(request, protocol.Detokenized(id=request.id, text=text))
+            self._tracker.reply(request, protocol.Detokenized(id=request.id, text=text))
 
     def _note_placed(self, step: Deltas) -> None:
         for rid, since in step.placed.items():
@@ -153,10 +156,10 @@ class Replies:
             _count(request, arrived)
             self._delta(request, row, arrived.ended)
         if row.finish is not None:
-            self._dispatch.done(request, row.finish)
+            self._tracker.done(request, row.finish)
 
     def _delta(self, request: sessions.OpenRequest, row: RowDelta, ended: float) -> None:
-        delivery = self._dispatch.delivery
+        delivery = self._tracker.delivery
         delta = protocol.Delta(
             id=request.id,
             seq=0,
@@ -166,12 +169,12 @@ class Replies:
             ended=ended if request.timestamps else None,
         )
         delivery.send_delta(request, delta)
-        self._dispatch.stop_if_slow(request.session)
+        self._tracker.stop_if_slow(request.session)
 
     def _report(self, request_id: str, load: SchedulerReport) -> protocol.StatusReport:
         facts, metrics, life = self._state.facts, self._state.metrics, self._state.life
         # The client may hear of an end before the scheduler does.
-        open_now = sum(one.accepted for one in self._dispatch.sessions.open_requests)
+        open_now = sum(one.accepted for one in self._tracker.sessions.open_requests)
         counted = {"rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
             id=request_id,
@@ -182,7 +185,7 @@ class Replies:
             share=life.share,
             reason=life.reason,
             uptime_s=self._state.uptime_s,
-            clients=len(self._dispatch.sessions),
+            clients=len(self._tracker.sessions),
             running=max(0, min(load.running, open_now - load.queued)),
             places=load.places,
             queued=load.queued,

@@ -8,9 +8,9 @@ from msgspec import structs
 
 from hearth.actors.messages import AskReport, Convert, Prepare
 from hearth.actors.scheduler.admission import within_share
-from hearth.daemon.door.dispatch import Dispatch
 from hearth.daemon.door.faults import fields_of, id_of
 from hearth.daemon.door.pictures import Filling, check_frames
+from hearth.daemon.door.request_tracker import RequestTracker
 from hearth.daemon.door.sessions import OpenRequest, Session
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.state import DoorState
@@ -49,13 +49,13 @@ FEATURES = (
 )
 
 
-class Requests:
+class ClientMessageHandler:
     """Handles one message at a time; every one that can be answered is answered."""
 
-    def __init__(self, state: DoorState, dispatch: Dispatch) -> None:
+    def __init__(self, state: DoorState, tracker: RequestTracker) -> None:
         self._state = state
-        self._dispatch = dispatch
-        self._sessions = dispatch.sessions
+        self._tracker = tracker
+        self._sessions = tracker.sessions
         self._filling: deque[tuple[OpenRequest, Filling, Prepare | Convert]] = deque()
 
     def handle(self, received: Received) -> None:
@@ -83,7 +83,7 @@ class Requests:
         if request is None:
             self._refuse(received, MessageError(error, request_id))
         else:
-            self._dispatch.stop(request, error.code, error.message)
+            self._tracker.stop(request, error.code, error.message)
 
     def _decode(self, received: Received) -> ClientMessage:
         settings = self._state.settings.current
@@ -110,23 +110,23 @@ class Requests:
             id=reason.id,
         )
         session = self._sessions.get(received.connection)
-        error.retry_after_s = self._dispatch.retry_after_s(error.code, session)
+        error.retry_after_s = self._tracker.retry_after_s(error.code, session)
         if session is None:
-            self._dispatch.delivery.reject(received.connection, error, delimited=received.delimited)
+            self._tracker.delivery.reject(received.connection, error, delimited=received.delimited)
             return
         if error.id in session.open:
             # An error that bears the id would end the request that is open under it.
             error.id = ""
-        self._dispatch.delivery.send(session, error)
+        self._tracker.delivery.send(session, error)
 
     def _hello(self, received: Received, message: Hello) -> None:
         known = self._sessions.get(received.connection)
         own = known.lease_s if known else self._state.settings.current.lease_s
         lease_s = message.lease_s or own
         if known is None and self._sessions.full:
-            self._dispatch.look_for_dead()
+            self._tracker.probe_idle_sessions()
         if known is None and self._sessions.full and not message.status_only:
-            self._dispatch.make_room(received.peer)
+            self._tracker.make_room(received.peer)
         try:
             session = self._sessions.greet(
                 received.connection,
@@ -141,9 +141,9 @@ class Requests:
         except HearthError as error:
             raise MessageError(error, "") from None
         if known is None:
-            self._dispatch.began(session)
+            self._tracker.began(session)
         session.delimited = received.delimited
-        self._dispatch.delivery.send(session, self._welcome(lease_s))
+        self._tracker.delivery.send(session, self._welcome(lease_s))
 
     def _welcome(self, lease_s: float) -> Welcome:
         facts, settings = self._state.facts, self._state.settings.current
@@ -185,14 +185,14 @@ class Requests:
         elif isinstance(message, (Generate, Tokenize, Detokenize, Status)):
             self._open(session, message, pictures)
         elif isinstance(message, Bye):
-            self._dispatch.abandon(session, "left")
+            self._tracker.abandon(session, "left")
         else:
-            self._dispatch.delivery.send(session, Leased(seconds=session.lease_s))
+            self._tracker.delivery.send(session, Leased(seconds=session.lease_s))
 
     def _cancel(self, session: Session, message: Cancel) -> None:
         request = session.open.get(message.id)
         if request is not None and request.kind == "generate":
-            self._dispatch.cancel(request)
+            self._tracker.cancel(request)
 
     def _open(
         self,
@@ -223,7 +223,7 @@ class Requests:
             self._check_adapter(message.adapter)
         self._check_room(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
-        self._dispatch.come_again.works(now, working=True)
+        self._tracker.retry_after.works(now, working=True)
         request.timestamps, request.traceparent = message.timestamps, message.traceparent
         request.chat = message.messages is not None
         self._state.totals["requests"] += 1
@@ -249,7 +249,7 @@ class Requests:
         limit = queue.queue_requests
         waiting = max(0, self._sessions.generations - places)
         own = max(0, session.generations - places)
-        if not self._dispatch.come_again.admits(session.number, limit - waiting, now):
+        if not self._tracker.retry_after.admits(session.number, limit - waiting, now):
             raise HearthError(
                 "queue_full",
                 f"{waiting} requests wait already, the limit is {limit}: try again later",
@@ -272,7 +272,7 @@ class Requests:
     ) -> None:
         """Ask the tokenizer, once pictures are in the arena; no room for them ends the request."""
         if not frames or self._state.pictures is None:
-            self._dispatch.ask_tokenizer(request, asked)
+            self._tracker.ask_tokenizer(request, asked)
             return
         shown, share = visuals_of(messages), self._state.queue.current.client_queue_share
         request.images = [field for field, _ in shown]
@@ -280,7 +280,7 @@ class Requests:
         try:
             request.slots = self._state.pictures.reserve(frames, own, share)
         except HearthError as error:
-            self._dispatch.fail(request, error.code, error.message, error.field)
+            self._tracker.fail(request, error.code, error.message, error.field)
             return
         most = self._state.settings.current.image_bytes
         filling = self._state.pictures.fill(shown, frames, request.slots, most)
@@ -309,11 +309,11 @@ class Requests:
         try:
             next(filling)
         except StopIteration as done:
-            self._dispatch.ask_tokenizer(request, structs.replace(asked, visuals=done.value))
+            self._tracker.ask_tokenizer(request, structs.replace(asked, visuals=done.value))
         except HearthError as error:
-            self._dispatch.fail(request, error.code, error.message, error.field)
+            self._tracker.fail(request, error.code, error.message, error.field)
         except Exception:
-            self._dispatch.fail(request, "internal", "the daemon failed on this message")
+            self._tracker.fail(request, "internal", "the daemon failed on this message")
             raise
         else:
             self._filling.append((request, filling, asked))
@@ -329,7 +329,7 @@ class Requests:
         deadline = now + self._state.settings.current.answer_s
         if isinstance(message, Status):
             request = self._sessions.admit(session, message.id, "status", now, deadline)
-            self._dispatch.ask_scheduler(request, AskReport(request.rid))
+            self._tracker.ask_scheduler(request, AskReport(request.rid))
         else:
             request = self._sessions.admit(session, message.id, "convert", now, deadline)
             turns = message.messages if isinstance(message, Tokenize) else None

@@ -4,12 +4,12 @@ from itertools import count
 
 from hearth.actors.settings import Reloadable
 from hearth.daemon.door.curve_socket import CurveSocket, open_port
+from hearth.daemon.door.fair_queue import FairShares
 from hearth.daemon.door.keys import Keys
 from hearth.daemon.door.listener import Listener
 from hearth.daemon.door.local_socket import LocalSocket
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import DoorSocket, Received, Sent
-from hearth.daemon.door.turns import Charges
 from hearth.runtime.errors import HearthError
 
 _SOCKETS = 2
@@ -22,7 +22,7 @@ class DoorSockets:
         self.tcp = tcp
         self._local = local
         self._all: list[DoorSocket] = [local] if tcp is None else [local, tcp]
-        self._costs = Charges[int]()
+        self._costs = FairShares[int]()
 
     @property
     def descriptors(self) -> list[int]:

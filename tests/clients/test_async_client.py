@@ -182,7 +182,7 @@ async def test_a_daemon_that_goes_is_noticed_at_once() -> None:
         with running_door(path=path) as door:
             generation = await client.generate("hang")
             await client.tokenize("a")
-            door.on_loop(door.door._dispatch.sessions._by_rid.clear)  # no last words
+            door.on_loop(door.door._tracker.sessions._by_rid.clear)  # no last words
         with pytest.raises(ConnectionLost, match="closed the connection"):
             await generation.text()
         with running_door(path=path):

@@ -273,7 +273,7 @@ def test_a_session_that_the_server_forgot_is_opened_anew(door: Harness) -> None:
         epoch = client.connect().epoch
         generation = client.generate("hang")
         client.tokenize("a")
-        sessions = door.door._dispatch.sessions
+        sessions = door.door._tracker.sessions
         door.on_loop(lambda: [sessions.drop(session) for session in sessions.all()])
         with pytest.raises(ConnectionLost, match="hello_required"):
             generation.text()
@@ -289,7 +289,7 @@ def test_a_stopped_daemon_is_noticed_at_once_and_its_successor_is_used() -> None
             first = client.connect().epoch
             generation = client.generate("hang")
             client.tokenize("a")
-            door.on_loop(door.door._dispatch.sessions._by_rid.clear)  # no last words
+            door.on_loop(door.door._tracker.sessions._by_rid.clear)  # no last words
         with pytest.raises(ConnectionLost, match="closed the connection"):
             generation.text()
         with running_door(path=path):

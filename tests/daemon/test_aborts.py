@@ -30,10 +30,10 @@ from hearth.actors.messages import (
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.actors.tokenizer.actor import TokenizerActor
-from hearth.daemon.door import dispatch
-from hearth.daemon.door.dispatch import Dispatch
-from hearth.daemon.door.replies import Replies
-from hearth.daemon.door.requests import Requests
+from hearth.daemon.door import request_tracker
+from hearth.daemon.door.replies import ActorMessageHandler
+from hearth.daemon.door.request_tracker import RequestTracker
+from hearth.daemon.door.requests import ClientMessageHandler
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.sockets import DoorSockets
@@ -105,15 +105,15 @@ class World:
         )
         state = DoorState(DoorFacts(server="x", places=3), DoorSettings(), PolicySettings())
         state.life = Life("ready")
-        self.dispatch = Dispatch(
+        self.tracker = RequestTracker(
             state,
             cast("DoorSockets", self),
             to_tokenizer=cast("Sender[Any]", self.to_tokenizer),
             to_scheduler=cast("Sender[Any]", self.to_scheduler),
             to_scheduler_control=cast("Sender[Any]", self.to_control),
         )
-        self.requests = Requests(state, self.dispatch)
-        self.replies = Replies(state, self.dispatch, lambda _ended: None)
+        self.requests = ClientMessageHandler(state, self.tracker)
+        self.replies = ActorMessageHandler(state, self.tracker, lambda _ended: None)
         self._opens: list[tuple[Box, Callable[[Any], None]]] = [
             (self.to_tokenizer, self._tokenizer_hears),
             (self.to_scheduler, self._scheduler_hears),
@@ -218,7 +218,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_every_abort_leaves_one_end_and_nothing_behind(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "log_finished", lambda _: None)
+    monkeypatch.setattr(request_tracker, "log_finished", lambda _: None)
     world = World(tokenizer)
     chance = world.chance
     clients = list(range(CLIENTS))
@@ -291,8 +291,8 @@ def check_tables(world: World) -> None:
     assert not policy._queue._lines
     assert actor._intake.first() is None
     assert not len(actor._streams)
-    sessions = world.dispatch.sessions
+    sessions = world.tracker.sessions
     assert not sessions.open_requests
     assert sessions.generations == 0
     assert not any(session.open or session.generations for session in sessions.all())
-    assert not world.dispatch._unsent
+    assert not world.tracker._unsent

@@ -89,7 +89,7 @@ class Clients:
         self.door._requests.handle(received)
         while self.door._requests.fill_one():
             pass
-        self.door._dispatch.abandon_lost()
+        self.door._tracker.abandon_lost()
         self._note_opened()
         self.held_once = self.held_once or self.held > 0
         answers = self._heard(connection)
@@ -104,14 +104,14 @@ class Clients:
         message = self.inbox.receive_nowait()
         if message is not None:
             self.door._replies.handle(message)
-            self.door._dispatch.abandon_lost()
+            self.door._tracker.abandon_lost()
             self._heard(None)
 
     def greet(self) -> None:
         """Let the clients that there always are say hello, if they have to, and all others go."""
         for session in self.door.sessions.all():
             if session.connection not in CLIENTS:
-                self.door._dispatch.abandon(session, "left")
+                self.door._tracker.abandon(session, "left")
         for connection in CLIENTS:
             if self.door.sessions.get(connection) is None:
                 status_only = connection == STATUS
@@ -157,7 +157,7 @@ class Clients:
 
     def heard_nothing_else(self) -> None:
         """Take what the door has said of itself; each request has ended once."""
-        self.door._dispatch.abandon_lost()
+        self.door._tracker.abandon_lost()
         self._heard(None)
 
     def _play(self, rid: int) -> list[m.DoorMessage]:

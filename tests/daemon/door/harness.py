@@ -174,7 +174,7 @@ class Harness:
         return dict(self.on_loop(lambda: self.door._state.totals))
 
     def sessions(self) -> int:
-        return self.on_loop(lambda: len(self.door._dispatch.sessions))
+        return self.on_loop(lambda: len(self.door._tracker.sessions))
 
     async def serve(
         self,

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from hearth.actors.messages import Failed
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door import front_door
-from hearth.daemon.door.dispatch import OWN_REPORT
+from hearth.daemon.door.request_tracker import OWN_REPORT
 from hearth_client import Client
 from tests.daemon.door.harness import greet, hear, raw_client, running_door, say
-from tests.daemon.door.test_dispatch import Desk
+from tests.daemon.door.test_request_tracker import Desk
 
 
 def test_the_scheduler_is_asked_for_its_load_by_nobody_s_request() -> None:
@@ -40,15 +40,15 @@ def test_a_scheduler_that_does_not_answer_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(front_door, "_REPORT_S", 0.01)
     with running_door() as door:
-        monkeypatch.setattr(door.door._dispatch, "ask_load", lambda: True)
+        monkeypatch.setattr(door.door._tracker, "ask_load", lambda: True)
         assert door.portal.call(door.door.load) is None
 
 
 def test_a_scheduler_whose_inbox_is_full_is_not_asked() -> None:
     desk = Desk()
-    assert desk.dispatch.ask_load()
+    assert desk.tracker.ask_load()
     desk.scheduler.full = True
-    assert not desk.dispatch.ask_load()
+    assert not desk.tracker.ask_load()
 
 
 def test_what_is_refused_at_the_door_is_counted_by_code() -> None:
@@ -67,7 +67,7 @@ def test_a_request_is_refused_until_it_is_accepted_and_fails_from_then_on() -> N
     early, late = desk.request("a"), desk.request("b")
     late.accepted = True
     for request in (early, late):
-        desk.dispatch.fail(request, "queue_full", "full")
+        desk.tracker.fail(request, "queue_full", "full")
     assert desk.state.refusals == {"queue_full": 1}
 
 

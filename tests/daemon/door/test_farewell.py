@@ -46,7 +46,7 @@ def test_a_stop_answers_who_reads_again_behind_what_was_left_unread() -> None:
         for number in range(40):
             tokens = [120] * 60_000
             send_message(peer, encode({"t": "detokenize", "id": str(number), "tokens": tokens}))
-        delivery = door.on_loop(lambda: door.door._dispatch.delivery)
+        delivery = door.on_loop(lambda: door.door._tracker.delivery)
         until(lambda: door.on_loop(lambda: len(delivery.behind) and door.door.open_requests == 1))
         door.portal.start_task_soon(door.door.stop)
         until(lambda: not door.door.open_requests)

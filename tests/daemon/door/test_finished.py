@@ -10,7 +10,7 @@ from hearth.daemon.door.finished import FinishedRequest
 from hearth_client import Client
 from hearth_client.errors import ExecutorFailed
 from tests.daemon.door.harness import Harness, running_door, until
-from tests.daemon.door.test_dispatch import Desk
+from tests.daemon.door.test_request_tracker import Desk
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_the_caller_s_trace_and_options_are_told(
 def test_what_is_no_generation_is_not_told() -> None:
     heard: list[FinishedRequest] = []
     desk = Desk(listeners=[heard.append])
-    desk.dispatch.fail(desk.request("a", "convert"), "deadline_exceeded", "late")
-    desk.dispatch.fail(desk.request("b"), "deadline_exceeded", "late")
-    desk.dispatch.fail(desk.request("c"), "deadline_exceeded", "late")
+    desk.tracker.fail(desk.request("a", "convert"), "deadline_exceeded", "late")
+    desk.tracker.fail(desk.request("b"), "deadline_exceeded", "late")
+    desk.tracker.fail(desk.request("c"), "deadline_exceeded", "late")
     assert [ended.request.partition("-")[2] for ended in heard] == ["2", "3"]
 
 
@@ -117,7 +117,7 @@ def test_a_listener_that_fails_harms_nobody() -> None:
 
     heard: list[FinishedRequest] = []
     desk = Desk(listeners=[fail, heard.append])
-    desk.dispatch.done(desk.request(), "stop")
+    desk.tracker.done(desk.request(), "stop")
     assert len(heard) == 1
     assert desk.socket.sent[0]["t"] == "done"
     assert desk.state.totals["internal_errors"] == 1

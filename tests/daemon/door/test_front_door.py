@@ -188,13 +188,13 @@ def test_a_slow_client_gets_larger_deltas_and_nothing_is_lost() -> None:
     with running_door(send_mark=4, slow_bytes=1 << 24) as door, Client(door.path) as client:
         client._session._channel._socket.setsockopt(zmq.RCVHWM, 4)  # type: ignore[union-attr]  # connected
         generation = client.generate("flood", max_tokens=3000)
-        until(lambda: len(door.on_loop(lambda: door.door._dispatch.delivery.behind)) == 1, 20)
+        until(lambda: len(door.on_loop(lambda: door.door._tracker.delivery.behind)) == 1, 20)
         deltas = list(generation)
         assert generation.tokens == list(range(3000))
         assert len(deltas) < 3000
         assert max(len(delta.tokens) for delta in deltas) > 1
         assert [delta.seq for delta in deltas] == list(range(len(deltas)))
-        assert door.on_loop(lambda: door.door._dispatch.delivery.behind) == []
+        assert door.on_loop(lambda: door.door._tracker.delivery.behind) == []
 
 
 @pytest.mark.parametrize("bound", [{"slow_bytes": 50_000}, {"slow_s": 0.1}])

@@ -260,7 +260,7 @@ def test_a_fault_of_ours_ends_one_message_and_not_the_service(
             say(client, {"t": "tokenize", "id": "t", "text": "a"})
             error = hear(client)
             assert (error["id"], error["code"]) == ("t", "internal")
-            patched.setattr(door.door._dispatch, "ask_tokenizer", broken)
+            patched.setattr(door.door._tracker, "ask_tokenizer", broken)
             say(client, {"t": "generate", "id": "g", "prompt": "count"})
             error = hear(client)
             assert (error["id"], error["code"]) == ("g", "internal")

@@ -12,15 +12,15 @@ from hearth.actors.arena import Arena
 from hearth.actors.mailbox import Sender
 from hearth.actors.messages import Prepare
 from hearth.actors.settings import PolicySettings
-from hearth.daemon.door.dispatch import Dispatch
 from hearth.daemon.door.pictures import Pictures
-from hearth.daemon.door.requests import Requests
+from hearth.daemon.door.request_tracker import RequestTracker
+from hearth.daemon.door.requests import ClientMessageHandler
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.sockets import DoorSockets
 from hearth.daemon.door.state import DoorFacts, DoorState
 from hearth.daemon.life import Life
-from tests.daemon.door.test_dispatch import Desk, FakeMailbox, FakeSocket
+from tests.daemon.door.test_request_tracker import Desk, FakeMailbox, FakeSocket
 
 SETTINGS = DoorSettings(images_per_request=4, image_bytes=1000)
 
@@ -36,15 +36,15 @@ class Counter:
             DoorFacts(server="x", places=8), SETTINGS, PolicySettings(), self.pictures
         )
         state.life = Life("ready")
-        self.dispatch = Dispatch(
+        self.tracker = RequestTracker(
             state,
             cast("DoorSockets", self.socket),
             to_tokenizer=cast("Sender[Any]", self.tokenizer),
             to_scheduler=cast("Sender[Any]", FakeMailbox()),
             to_scheduler_control=cast("Sender[Any]", FakeMailbox()),
         )
-        self.requests = Requests(state, self.dispatch)
-        self.dispatch.sessions.greet(1, "test", 10.0, state.clock.now())
+        self.requests = ClientMessageHandler(state, self.tracker)
+        self.tracker.sessions.greet(1, "test", 10.0, state.clock.now())
 
     def say(self, message: dict[str, Any], *frames: bytes) -> None:
         data = msgspec.msgpack.encode(message)
@@ -114,15 +114,15 @@ def test_no_room_is_told_at_once_with_a_time_to_come_again(counter: Counter) -> 
     (refused,) = {one["code"] for one in counter.socket.sent}
     assert refused in {"queue_full", "too_many_requests"}
     assert all(one["retry_after_s"] > 0 for one in counter.socket.sent)
-    assert counter.dispatch.sessions.generations + len(counter.socket.sent) == 7
+    assert counter.tracker.sessions.generations + len(counter.socket.sent) == 7
 
 
 def test_a_user_without_a_place_gets_one_of_who_has_them_all() -> None:
     desk = Desk(clients=2)
     state = desk.state
     state.life = Life("ready")
-    requests = Requests(state, desk.dispatch)
-    desk.dispatch.abandon(desk.session, "left")
+    requests = ClientMessageHandler(state, desk.tracker)
+    desk.tracker.abandon(desk.session, "left")
 
     def say(connection: int, peer: str, **message: Any) -> list[Any]:
         before = len(desk.socket.sent)

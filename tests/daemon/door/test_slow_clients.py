@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from hearth.actors.settings import PolicySettings
-from hearth.daemon.door import dispatch
-from hearth.daemon.door.dispatch import Delivery, Dispatch
+from hearth.daemon.door import request_tracker
+from hearth.daemon.door.request_tracker import Delivery, RequestTracker
 from hearth.daemon.door.sessions import OpenRequest, Outbox, Session
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts, DoorState
@@ -75,9 +75,9 @@ def test_what_waits_is_counted_as_it_lies_in_memory(kind: str) -> None:
 
 
 def test_all_that_nobody_reads_is_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "log_finished", lambda _: None)
+    monkeypatch.setattr(request_tracker, "log_finished", lambda _: None)
     mute: Any = Mute()
-    desk = Dispatch(
+    desk = RequestTracker(
         DoorState(
             DoorFacts(server="x"),
             DoorSettings(
@@ -114,7 +114,7 @@ def test_all_that_nobody_reads_is_bounded_in_memory(monkeypatch: pytest.MonkeyPa
     assert held < 2 * UNREAD_BYTES
 
 
-def _request(desk: Dispatch, number: int) -> OpenRequest:
+def _request(desk: RequestTracker, number: int) -> OpenRequest:
     """The open generation of a client, which says hello and asks again when it has lost it."""
     session: Session = desk.sessions.greet(number, "test", 10.0, 0.0)
     request = session.open.get("a")
@@ -123,7 +123,7 @@ def _request(desk: Dispatch, number: int) -> OpenRequest:
 
 def test_the_client_with_the_most_ends_first_and_the_others_go_on() -> None:
     mute: Any = Mute()
-    desk = Dispatch(
+    desk = RequestTracker(
         DoorState(
             DoorFacts(server="x"),
             DoorSettings(client_memory_mb=1, unread_share=10_000 / MIB),

@@ -4,7 +4,7 @@ from typing import Any
 import anyio
 import pytest
 
-from hearth.daemon.door.front_door import Bell
+from hearth.daemon.door.front_door import Waker
 from tests.daemon.door.harness import BACKENDS
 
 
@@ -15,25 +15,25 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
 
 async def test_a_descriptor_rings_until_it_has_been_read() -> None:
     reading, writing = os.pipe()
-    bell = Bell()
-    bell.watch(reading)
+    waker = Waker()
+    waker.watch(reading)
     os.write(writing, b"x")
-    await bell.wait(60)
-    await bell.wait(60)
+    await waker.wait(60)
+    await waker.wait(60)
     os.read(reading, 1)
-    bell.unwatch(reading)
+    waker.unwatch(reading)
     os.close(reading)
     os.close(writing)
 
 
 async def test_a_ring_by_hand_is_kept_for_the_next_wait() -> None:
-    bell = Bell()
-    bell.ring()
-    await bell.wait(60)
+    waker = Waker()
+    waker.wake()
+    await waker.wait(60)
     with anyio.move_on_after(0.05) as waited:
-        await bell.wait(60)
+        await waker.wait(60)
     assert waited.cancelled_caught
 
 
 async def test_it_rings_when_the_time_is_up() -> None:
-    await Bell().wait(0.01)
+    await Waker().wait(0.01)

@@ -1,18 +1,18 @@
-"""Turns by what messages cost, without a daemon."""
+"""Order of a fair queue by what messages cost, without a daemon."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 
-from hearth.daemon.door.turns import Turns
+from hearth.daemon.door.fair_queue import FairQueue
 
 Flow = tuple[str, int]
 
 
 def served(costs: Mapping[Flow, float], seconds: float) -> Counter[Flow]:
     """How many messages of each were taken, where all always have some that cost so much."""
-    turns, taken, spent = Turns[Flow](), Counter[Flow](), 0.0
+    turns, taken, spent = FairQueue[Flow](), Counter[Flow](), 0.0
     for one in costs:
         turns.add(*one, one)
     while spent < seconds:
@@ -48,7 +48,7 @@ def test_time_is_shared_by_peers_and_then_by_connections(
 
 
 def test_connections_that_come_anew_each_time_do_not_starve_one_that_stays() -> None:
-    turns, taken = Turns[int](), Counter[bool]()
+    turns, taken = FairQueue[int](), Counter[bool]()
     turns.add("a", 0, 0)
     for number in range(1, 1001):
         turns.add("a", number, number)
@@ -63,7 +63,7 @@ def test_connections_that_come_anew_each_time_do_not_starve_one_that_stays() -> 
 
 
 def test_messages_of_one_connection_keep_their_order() -> None:
-    turns = Turns[int]()
+    turns = FairQueue[int]()
     for number in range(5):
         turns.add("a", 1, number)
     assert [turns.take() for _ in range(6)] == [0, 1, 2, 3, 4, None]
@@ -71,7 +71,7 @@ def test_messages_of_one_connection_keep_their_order() -> None:
 
 
 def test_a_pause_neither_cancels_a_debt_nor_earns_anything() -> None:
-    turns = Turns[str]()
+    turns = FairQueue[str]()
     turns.add("dear", 1, "dear")
     assert turns.take() == "dear"
     turns.charge("dear", 1, 0.02)
@@ -99,7 +99,7 @@ def test_a_pause_neither_cancels_a_debt_nor_earns_anything() -> None:
 
 
 def test_what_is_remembered_has_a_bound() -> None:
-    turns = Turns[str]()
+    turns = FairQueue[str]()
     for number in range(5000):
         turns.add(f"peer {number % 1000}", number, "x")
         turns.take()

@@ -10,7 +10,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 
-class Charges(Generic[K]):
+class FairShares(Generic[K]):
     """What each has cost, by start-time fair queuing: the next is who has cost the least.
 
     Whoever comes after a pause has cost as much as the one that was served last, if not more: a
@@ -53,7 +53,7 @@ class Charges(Generic[K]):
             self._costs = {who: self._costs[who] for who in {*most, *waiting}}
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Messages that wait: peers share the time, and the connections of a peer its part.
 
     Those of one connection keep their order.
@@ -61,8 +61,8 @@ class Turns(Generic[T]):
 
     def __init__(self) -> None:
         self._waiting: dict[str, dict[int, deque[T]]] = {}
-        self._peers = Charges[str]()
-        self._connections: dict[str, Charges[int]] = {}
+        self._peers = FairShares[str]()
+        self._connections: dict[str, FairShares[int]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -74,7 +74,7 @@ class Turns(Generic[T]):
             self._peers.come(peer)
         connections = self._waiting[peer]
         if connection not in connections:
-            self._connections.setdefault(peer, Charges()).come(connection, connections)
+            self._connections.setdefault(peer, FairShares()).come(connection, connections)
             connections[connection] = deque()
         connections[connection].append(message)
 
@@ -98,7 +98,7 @@ class Turns(Generic[T]):
         """Count what a message of this connection has taken."""
         self._peers.charge(peer, seconds)
         self._peers.forget(self._waiting)
-        charges = self._connections.setdefault(peer, Charges())
+        charges = self._connections.setdefault(peer, FairShares())
         charges.charge(connection, seconds)
         charges.forget(self._waiting.get(peer, ()))
         if len(self._connections) > _KEPT:

@@ -18,7 +18,6 @@ from hearth.actors.messages import (
     TokenizerMessage,
 )
 from hearth.actors.settings import Reloadable
-from hearth.daemon.door.come_again import LEAST_S, ComeAgain
 from hearth.daemon.door.finished import (
     FinishedRequest,
     Listener,
@@ -27,6 +26,7 @@ from hearth.daemon.door.finished import (
     log_finished,
     milliseconds,
 )
+from hearth.daemon.door.retry_after import LEAST_S, RetryAfter
 from hearth.daemon.door.sessions import OpenRequest, Session, Sessions
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.sockets import DoorSockets
@@ -143,7 +143,7 @@ OWN_REPORT = 0
 """In place of a request's number: no request has it."""
 
 
-class Dispatch:
+class RequestTracker:
     """Posts to the actors' mailboxes and ends requests; owns sessions and delivery.
 
     `listeners` hear of each generation that has ended; a fault of theirs is logged.
@@ -165,7 +165,7 @@ class Dispatch:
         )
         self._socket = socket
         self.delivery = Delivery(socket, state.settings, state.clock)
-        self.come_again = ComeAgain(state.queue, time.monotonic())
+        self.retry_after = RetryAfter(state.queue, time.monotonic())
         self._state = state
         self._listeners = (log_finished, *listeners)
         self._to_tokenizer = to_tokenizer
@@ -236,11 +236,11 @@ class Dispatch:
     def executor_is(self, *, ready: bool) -> None:
         """An executor is ready, or there is none."""
         working = bool(self.sessions.generations)
-        self.come_again.executor(time.monotonic(), ready=ready, working=working)
+        self.retry_after.executor(time.monotonic(), ready=ready, working=working)
 
     def retry_after_s(self, code: str, session: Session | None, ahead: int = 0) -> float | None:
         """When one that is refused with `code` may come again; None where waiting is vain."""
-        return self.come_again.after(
+        return self.retry_after.after(
             code,
             session.number if session else 0,
             time.monotonic(),
@@ -278,7 +278,7 @@ class Dispatch:
             return
         self._socket.session_ended(session.connection)
         self.delivery.forget(session)
-        self.come_again.client_left(session.number, time.monotonic())
+        self.retry_after.client_left(session.number, time.monotonic())
         for request in self.sessions.drop(session):
             self._record(request, reason, "failed")
             self._drop_work(request)
@@ -312,7 +312,7 @@ class Dispatch:
         self.abandon(session, "gave_way")
         return True
 
-    def look_for_dead(self) -> None:
+    def probe_idle_sessions(self) -> None:
         """End also those of clients that have left, though not all that they said was heard."""
         self._abandon_at(self._socket.hung_up())
         self.abandon_closed()
@@ -368,8 +368,8 @@ class Dispatch:
             return
         now = time.monotonic()
         if request.accepted:
-            self.come_again.ended(now)
-        self.come_again.works(now, working=bool(self.sessions.generations))
+            self.retry_after.ended(now)
+        self.retry_after.works(now, working=bool(self.sessions.generations))
         self._state.totals[total] += 1
         if total == "failed":
             self._state.totals[reason] += 1

@@ -52,7 +52,7 @@ class Pace:
         return self._worked_s + (0.0 if self._since is None else now - self._since)
 
 
-class ComeAgain:
+class RetryAfter:
     """Tells everyone who is refused a time of its own, and keeps a place for it then.
 
     Places free at the pace at which generations end, one for each of those who were told a time,

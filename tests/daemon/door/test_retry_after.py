@@ -9,13 +9,13 @@ import random
 import pytest
 
 from hearth.actors.settings import PolicySettings, Reloadable
-from hearth.daemon.door.come_again import GRACE_S, LEAST_S, MOST_S, ComeAgain, Pace
+from hearth.daemon.door.retry_after import GRACE_S, LEAST_S, MOST_S, Pace, RetryAfter
 
 PLACES = 8
 
 
-def hints_of(queue: int, now: float) -> ComeAgain:
-    return ComeAgain(Reloadable(PolicySettings(queue_requests=queue)), now)
+def hints_of(queue: int, now: float) -> RetryAfter:
+    return RetryAfter(Reloadable(PolicySettings(queue_requests=queue)), now)
 
 
 class Shop:
