@@ -12,9 +12,9 @@ from hearth.actors.roles import EncoderSettings, ExecutorSettings
 from hearth.actors.supervisor_messages import ActorReady
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.engine_settings import runtime_options
-from hearth.daemon.sight import Sight
 from hearth.daemon.supervision.file_watch import WatchedFile
 from hearth.daemon.supervision.supervisor import ActorPlan
+from hearth.daemon.vision_memory import VisionMemory
 from hearth.runtime.errors import HearthError
 
 _ALWAYS = sys.maxsize
@@ -25,7 +25,7 @@ def executor_plan(
     settings: Settings,
     engine: Path,
     epoch: str = "",
-    sight: Sight | None = None,
+    vision_memory: VisionMemory | None = None,
     files: tuple[WatchedFile, ...] = (),
     *,
     identity: str = "",
@@ -35,17 +35,17 @@ def executor_plan(
         engine=str(engine.absolute()),
         options=runtime_options(settings),
         identity=identity,
-        patches=sight and sight.patches.shared,
-        embeddings=sight and sight.embeddings.shared,
+        patches=vision_memory and vision_memory.patches.shared,
+        embeddings=vision_memory and vision_memory.embeddings.shared,
     )
-    return _plan("executor", given, settings, epoch, sight)._replace(files=files)
+    return _plan("executor", given, settings, epoch, vision_memory)._replace(files=files)
 
 
 def encoder_plan(
     settings: Settings,
     engine: Path,
     epoch: str,
-    sight: Sight,
+    vision_memory: VisionMemory,
     files: tuple[WatchedFile, ...] = (),
     *,
     identity: str = "",
@@ -55,18 +55,22 @@ def encoder_plan(
         engine=str(engine.absolute()),
         options=runtime_options(settings),
         identity=identity,
-        pictures=sight.pictures.shared,
-        patches=sight.patches.shared,
-        embeddings=sight.embeddings.shared,
+        pictures=vision_memory.pictures.shared,
+        patches=vision_memory.patches.shared,
+        embeddings=vision_memory.embeddings.shared,
         own=settings.encoder,
     )
     kept = structs.replace(settings.supervision, restart_limit=_ALWAYS)
-    plan = _plan("encoder", given, settings, epoch, sight)
+    plan = _plan("encoder", given, settings, epoch, vision_memory)
     return plan._replace(supervision=kept, files=files)
 
 
 def _plan(
-    role: str, given: msgspec.Struct, settings: Settings, epoch: str, sight: Sight | None
+    role: str,
+    given: msgspec.Struct,
+    settings: Settings,
+    epoch: str,
+    vision_memory: VisionMemory | None,
 ) -> ActorPlan:
     return ActorPlan(
         role,
@@ -74,7 +78,7 @@ def _plan(
         settings.supervision,
         logs=settings.logs,
         epoch=epoch,
-        descriptors=sight.descriptors if sight else (),
+        descriptors=vision_memory.descriptors if vision_memory else (),
     )
 
 

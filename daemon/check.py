@@ -12,7 +12,7 @@ from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.engine_settings import runtime_options
 from hearth.daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from hearth.daemon.kernel_cache import KernelCache, kernel_cache
-from hearth.daemon.sight import most_tokens
+from hearth.daemon.vision_memory import most_tokens
 from hearth.runtime.config import PlanRecord
 from hearth.runtime.device.open import open_device
 from hearth.runtime.errors import HearthError

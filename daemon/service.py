@@ -41,7 +41,7 @@ from hearth.actors.scheduler.actor import SchedulerActor, open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
 from hearth.actors.tokenizer.actor import TokenizerActor, open_tokenizer
 from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
-from hearth.daemon.adapters.keeper import open_adapters
+from hearth.daemon.adapters.store import open_adapters
 from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced
 from hearth.daemon.connections import StreamServer
 from hearth.daemon.control.messages import Reload, Reloaded, control_path
@@ -57,12 +57,12 @@ from hearth.daemon.engine_settings import (
     verify_weights,
 )
 from hearth.daemon.exit_codes import FORCED, STOPPED, exit_code, reason_of
-from hearth.daemon.life import Life
 from hearth.daemon.observe.observers import Observers
-from hearth.daemon.sight import most_tokens, open_sight
-from hearth.daemon.signals import Asked, lose_patience
+from hearth.daemon.service_state import ServiceState
+from hearth.daemon.signals import SignalRequests, force_stop
 from hearth.daemon.supervision.restart_policy import AnnounceHeld
 from hearth.daemon.supervision.supervisor import ActorPlan, Listeners, Supervisor
+from hearth.daemon.vision_memory import most_tokens, open_vision_memory
 from hearth.daemon.watchdog import Watchdog, notify, reloading, tell_state, worst
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import check_identity
@@ -121,7 +121,7 @@ def serve(
         return anyio.run(main, backend_options={"use_uvloop": True})
     except (HearthError, BaseExceptionGroup) as error:
         reason = reason_of(error)
-        tell_state(Life().failed(reason.message))
+        tell_state(ServiceState().failed(reason.message))
         _log.error(reason.message, code=reason.code, field=reason.field)
         return exit_code(reason)
 
@@ -171,16 +171,16 @@ class Service:
         self._sockets = SocketFolder(opened.enter_context(private_folder()))
         self._context: ZmqContext = opened.enter_context(zmq.Context())
         self._observers = Observers(settings, self._name, config, log=log, opened=opened)
-        self._life = Life()
+        self._service_state = ServiceState()
         # What fits into the memory that was free is for an executor to know, and its other facts.
         self._fitting = config, dict[str, str | int | float]()
         self._was_ready = False
-        self._sight = open_sight(settings, engine, config, opened)
+        self._vision_memory = open_vision_memory(settings, engine, config, opened)
         self._files = engine_files(settings, engine)
         # Of the weights that the executor before served, to say where they are others.
         self._served_digest = ""
         # Who has to be ready before the daemon is, the encoder at the start alone.
-        self._awaited = {"executor", "encoder"} if self._sight else {"executor"}
+        self._awaited = {"executor", "encoder"} if self._vision_memory else {"executor"}
         self._to_scheduler_control: Sender[SchedulerControl] = self._sender(SCHEDULER_CONTROL)
         self._to_tokenizer: Sender[TokenizerMessage] = self._sender(TOKENIZER)
         self._scheduler: SchedulerActor | None = None
@@ -199,10 +199,10 @@ class Service:
         # Of the executor and, where the model sees, of the encoder.
         listeners = (
             Listeners(
-                loading=lambda stage, share: self._enter(self._life.loading(stage, share)),
+                loading=lambda stage, share: self._enter(self._service_state.loading(stage, share)),
                 ready=self._executor_ready,
                 lost=self._executor_lost,
-                restarting=lambda reason: self._enter(self._life.lost(reason)),
+                restarting=lambda reason: self._enter(self._service_state.lost(reason)),
                 held=self._executor_held,
                 metrics=lambda metrics: self._door.tell(metrics=metrics),
                 adapter=self._adapters.answered,
@@ -210,7 +210,7 @@ class Service:
             Listeners(
                 ready=self._encoder_ready,
                 lost=self._encoder_lost,
-                held=lambda held: self._enter(self._life.notes(held.error.message)),
+                held=lambda held: self._enter(self._service_state.notes(held.error.message)),
             ),
         )
         self._supervisors = [*map(self._supervise, self._plans(settings), listeners)]
@@ -219,7 +219,7 @@ class Service:
             *self._open_control(),
         ]
         self._watchdog = Watchdog(
-            lambda: worst(one.pulse for one in self._supervisors),
+            lambda: worst(one.health for one in self._supervisors),
             lambda: self._settings.supervision.load_timeout_s,
             os.environ,
         )
@@ -230,8 +230,8 @@ class Service:
         `send_again` is called once signals are heard.
         """
         structlog.contextvars.bind_contextvars(epoch=self._door.epoch)
-        wishes = Asked(os.environ)
-        with anyio.open_signal_receiver(*wishes.signals) as signals:
+        signal_requests = SignalRequests(os.environ)
+        with anyio.open_signal_receiver(*signal_requests.signals) as signals:
             send_again()
             async with anyio.create_task_group() as tasks:
                 # Start.
@@ -244,18 +244,18 @@ class Service:
                 if "NOTIFY_SOCKET" in os.environ:
                     tasks.start_soon(self._watchdog.run)
                 # Wait.
-                number = await wishes.stop(signals, self._reload)
+                number = await signal_requests.stop(signals, self._reload)
                 _log.info("stopping", signal=number.name)
                 notify("STOPPING=1")
-                self._enter(self._life.draining(number.name))
+                self._enter(self._service_state.draining(number.name))
                 self._watchdog.stops(self._settings.drain_s + _END_S)
                 # Drain, unless a second signal comes.
                 with anyio.CancelScope() as patience:
-                    tasks.start_soon(lose_patience, wishes.stop(signals), patience)
+                    tasks.start_soon(force_stop, signal_requests.stop(signals), patience)
                     await self._door.stop(self._settings.drain_s)
                 if patience.cancelled_caught:
                     _log.info("stopping at once")
-                    self._enter(self._life.draining(f"{number.name}, and a second signal"))
+                    self._enter(self._service_state.draining(f"{number.name}, and a second signal"))
                 # Stop.
                 # Before the door gives up the lock: the next daemon has sockets of these names.
                 for server in self._servers:
@@ -265,18 +265,18 @@ class Service:
                     await supervisor.stop()
                 tasks.cancel_scope.cancel()
         # What is still asked for is under way, and no reason for another exit code.
-        wishes.ignore()
+        signal_requests.ignore()
         unfinished = self._door.state.totals["shutting_down"]
-        _log.info("stopped", reason=self._life.reason, unfinished=unfinished)
+        _log.info("stopped", reason=self._service_state.reason, unfinished=unfinished)
         return FORCED if patience.cancelled_caught else STOPPED
 
     def _open_actors(self) -> tuple[TokenizerActor, SchedulerActor]:
-        sight, sockets, context = self._sight, self._sockets, self._context
+        vision_memory, sockets, context = self._vision_memory, self._sockets, self._context
         self._tokenizer = open_tokenizer(
-            context, self._engine, sockets.tokenizer, sight and sight.prompt_images
+            context, self._engine, sockets.tokenizer, vision_memory and vision_memory.prompt_images
         )
         self._limit_images()
-        arenas = sight and sight.arenas()
+        arenas = vision_memory and vision_memory.arenas()
         self._scheduler = open_scheduler(
             context, self._settings.scheduler, arenas, sockets.scheduler
         )
@@ -285,7 +285,7 @@ class Service:
     async def _executor_ready(self, ready: ActorReady, addresses: Addresses) -> None:
         told = executor_ready(ready, addresses)
         await self._to_tokenizer.send(told, _SEND_TIMEOUT_S)
-        if not self._life.serves:
+        if not self._service_state.serves:
             return
         self._fitting = within(self._config, told.limits), ready.facts
         self._note_weights(str(ready.facts.get("weights_sha256", "")))
@@ -300,18 +300,18 @@ class Service:
 
     async def _encoder_ready(self, _ready: ActorReady, addresses: Addresses) -> None:
         await self._to_scheduler_control.send(EncoderReady(addresses.work), _SEND_TIMEOUT_S)
-        self._enter(self._life.notes(""))
+        self._enter(self._service_state.notes(""))
         self._came("encoder")
 
     def _came(self, role: str) -> None:
         """Serve once all are there."""
         self._awaited.discard(role)
-        if self._awaited or not self._life.serves or self._life.state == "ready":
+        if self._awaited or not self._service_state.serves or self._service_state.state == "ready":
             return
         # What has been made until now stays: looking through it would stall all replies.
         gc.collect()
         gc.freeze()
-        self._enter(self._life.ready())
+        self._enter(self._service_state.ready())
         notify("READY=1")
         self._was_ready = True
         self._watchdog.serves()
@@ -338,10 +338,10 @@ class Service:
         lost = ExecutorLost(reason, blameless=self._supervisors[0].spoiled)
         await self._to_tokenizer.send(lost, _SEND_TIMEOUT_S)
         self._awaited.add("executor")
-        self._enter(self._life.lost(reason))
+        self._enter(self._service_state.lost(reason))
 
     def _executor_held(self, held: AnnounceHeld) -> None:
-        self._enter(self._life.held(held.error.message, refuses=held.refuses))
+        self._enter(self._service_state.held(held.error.message, refuses=held.refuses))
         if not self._supervisors[0].spoiled:
             # The files are at rest and cannot be served: who waits would wait for a person.
             self._door.end_all("weights_invalid", held.error.message)
@@ -353,11 +353,11 @@ class Service:
         if self._tokenizer is not None:
             self._tokenizer.limit_images(most_tokens(self._settings, self._fitting[0]))
 
-    def _enter(self, life: Life) -> None:
-        if life != self._life:
-            self._life = life
-            self._door.tell(life=life)
-            tell_state(life)
+    def _enter(self, service_state: ServiceState) -> None:
+        if service_state != self._service_state:
+            self._service_state = service_state
+            self._door.tell(service_state=service_state)
+            tell_state(service_state)
 
     def _make_door(self) -> FrontDoor:
         inbox: Receiver[DoorMessage] = Receiver(self._context, [DOOR], DoorMessage, WORK_LIMIT)
@@ -372,12 +372,12 @@ class Service:
             listeners=self._observers.listeners,
             on_step=self._observers.on_step,
             keys=self._keys,
-            pictures=self._sight and self._sight.pictures,
+            pictures=self._vision_memory and self._vision_memory.pictures,
         )
 
     def _facts(self) -> DoorFacts:
         config, facts = self._fitting
-        seen = self._sight.facts if self._sight is not None else {}
+        seen = self._vision_memory.facts if self._vision_memory is not None else {}
         told = door_facts(self._settings.scheduler, self._name, config, facts | seen)
         return structs.replace(told, adapters=self._adapters.names)
 
@@ -394,7 +394,7 @@ class Service:
 
     async def _reload(self, _asked: Reload | None = None) -> Reloaded:
         """Take over what new settings may change, all of it at once, or nothing of it."""
-        if not self._life.serves:
+        if not self._service_state.serves:
             raise HearthError("shutting_down", "the daemon stops: the next one reads the settings")
         # Else the manager would take the end of a reload for that of the start.
         with reloading() if self._was_ready else nullcontext():
@@ -439,15 +439,15 @@ class Service:
             supervisor.adopt(plan)
 
     def _plans(self, settings: Settings) -> list[ActorPlan]:
-        engine, epoch, sight = self._engine, self._door.epoch, self._sight
+        engine, epoch, vision_memory = self._engine, self._door.epoch, self._vision_memory
         files = self._files.of_executor(runtime_options(settings).weights)
         identity = self._files.identity
-        plans = [executor_plan(settings, engine, epoch, sight, files, identity=identity)]
-        if sight is None:
+        plans = [executor_plan(settings, engine, epoch, vision_memory, files, identity=identity)]
+        if vision_memory is None:
             return plans
         # On a GPU the executor has the tower.
         tower = tuple(one for one in self._files.tower if one._replace(mapped=False) in files)
-        encoder = encoder_plan(settings, engine, epoch, sight, tower, identity=identity)
+        encoder = encoder_plan(settings, engine, epoch, vision_memory, tower, identity=identity)
         return [*plans, encoder]
 
     def _supervise(self, plan: ActorPlan, listeners: Listeners) -> Supervisor:

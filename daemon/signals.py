@@ -12,7 +12,7 @@ from hearth.runtime.errors import HearthError
 _log = structlog.get_logger("hearth")
 
 
-class Asked:
+class SignalRequests:
     """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to reload or to stop.
 
     Under a service manager SIGHUP reloads. Elsewhere it says that the terminal has closed, which
@@ -89,7 +89,7 @@ async def _survived(reload: Callable[[], Awaitable[object]]) -> None:
         _log.exception("a reload failed")
 
 
-async def lose_patience(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:
+async def force_stop(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:
     """Cancel what is done patiently once another wish to stop comes."""
     await stop
     patience.cancel()

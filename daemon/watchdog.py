@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import anyio
 
-from hearth.daemon.life import Life, words
+from hearth.daemon.service_state import ServiceState, words
 
 
-def tell_state(life: Life) -> None:
+def tell_state(state: ServiceState) -> None:
     """Show the state where the manager shows the service's."""
-    notify(f"STATUS={words(*life)}")
+    notify(f"STATUS={words(*state)}")
 
 
 @contextmanager
@@ -59,7 +59,7 @@ _TICK_S = 1.0
 """Between two words of a start or a stop that goes on."""
 
 
-class Pulse(NamedTuple):
+class LoopHealth(NamedTuple):
     """How a supervisor does, in seconds of its own clock.
 
     `turned` is when its loop last turned, and `due` when it has to act next, if it has to.
@@ -70,16 +70,16 @@ class Pulse(NamedTuple):
     due: float | None
 
 
-def is_well(pulse: Pulse) -> bool:
+def is_well(health: LoopHealth) -> bool:
     """Whether the supervisor turns and none of its deadlines is overdue."""
-    overdue = pulse.due is not None and pulse.now > pulse.due + _SLACK_S
-    return pulse.now - pulse.turned <= _SLACK_S and not overdue
+    overdue = health.due is not None and health.now > health.due + _SLACK_S
+    return health.now - health.turned <= _SLACK_S and not overdue
 
 
-def worst(pulses: Iterable[Pulse]) -> Pulse:
+def worst(all_health: Iterable[LoopHealth]) -> LoopHealth:
     """The first that is not well, else the first."""
-    found = list(pulses)
-    return next((pulse for pulse in found if not is_well(pulse)), found[0])
+    found = list(all_health)
+    return next((health for health in found if not is_well(health)), found[0])
 
 
 def watched_s(environ: Mapping[str, str]) -> float | None:
@@ -98,9 +98,12 @@ class Watchdog:
     """
 
     def __init__(
-        self, pulse: Callable[[], Pulse], load_s: Callable[[], float], environ: Mapping[str, str]
+        self,
+        health: Callable[[], LoopHealth],
+        load_s: Callable[[], float],
+        environ: Mapping[str, str],
     ) -> None:
-        self._pulse = pulse
+        self._health = health
         self._watched_s = watched_s(environ)
         self._last: Callable[[], float] | None = load_s
         self._wake = anyio.Event()
@@ -111,7 +114,7 @@ class Watchdog:
 
     def stops(self, within_s: float) -> None:
         """A stop has begun that takes at most `within_s`."""
-        until = self._pulse().now + within_s
+        until = self._health().now + within_s
         self._last = lambda: until
         self._wake.set()
 
@@ -122,14 +125,14 @@ class Watchdog:
 
     def words(self) -> list[str]:
         """What is to be said now."""
-        pulse = self._pulse()
+        health = self._health()
         said = []
-        if is_well(pulse):
+        if is_well(health):
             if self._watched_s is not None:
                 said.append("WATCHDOG=1")
             until = None if self._last is None else self._last()
-            if until is not None and pulse.now < until:
-                wait_s = min(_WINDOW_S, until - pulse.now)
+            if until is not None and health.now < until:
+                wait_s = min(_WINDOW_S, until - health.now)
                 said.append(f"EXTEND_TIMEOUT_USEC={math.ceil(wait_s * 1e6)}")
         return said
 

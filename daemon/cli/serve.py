@@ -18,9 +18,9 @@ from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.door.keys import keys_folder, read_keys
 from hearth.daemon.door.listener import check_free, check_place
 from hearth.daemon.exit_codes import exit_code
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.daemon.shipped import Progress, engine_folder, wants_kernels
-from hearth.daemon.signals import Asked, held_signals
+from hearth.daemon.signals import SignalRequests, held_signals
 from hearth.daemon.watchdog import tell_state
 from hearth.runtime.errors import HearthError
 
@@ -90,7 +90,7 @@ def serve(config: Path | None, **flags: Any) -> int:
     variable, the variable over the file.
     """
     fill_standard_files()
-    Asked(os.environ).nothing_to_reload()
+    SignalRequests(os.environ).nothing_to_reload()
     try:
         settings = _read(config, flags)
         check_free(settings.door.socket, os.environ)
@@ -99,7 +99,7 @@ def serve(config: Path | None, **flags: Any) -> int:
             folder = engine_folder(settings.engine, told, kernels=kernels)
     except HearthError as error:
         report(error)
-        tell_state(Life().failed(error.message))
+        tell_state(ServiceState().failed(error.message))
         return exit_code(error)
     with held_signals() as send_again:
         from hearth.daemon.service import serve as run  # noqa: PLC0415 - the help must not wait for it
@@ -109,15 +109,15 @@ def serve(config: Path | None, **flags: Any) -> int:
 
 def _told_to_the_manager(progress: Progress) -> Progress:
     """Let the service manager show how the export goes on, too: a hundred times a stage at most."""
-    shown = Life()
+    shown = ServiceState()
 
     def advance(stage: str, done: int, total: int) -> None:
         nonlocal shown
         progress(stage, done, total)
-        life = Life("starting", stage, round(done / total, 2) if total else None)
-        if life != shown:
-            shown = life
-            tell_state(life)
+        state = ServiceState("starting", stage, round(done / total, 2) if total else None)
+        if state != shown:
+            shown = state
+            tell_state(state)
 
     return advance
 

@@ -6,7 +6,7 @@ import msgspec
 from hearth.daemon.cli.clients import connected
 from hearth.daemon.cli.console import out, size, table
 from hearth.daemon.cli.options import json_option, key_option, socket_option
-from hearth.daemon.life import words
+from hearth.daemon.service_state import words
 from hearth_client.protocol import (
     ExecutorReport,
     ImagesReport,

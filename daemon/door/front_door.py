@@ -35,7 +35,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.sockets import open_sockets
 from hearth.daemon.door.state import DoorFacts, DoorState
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.runtime.errors import Code, HearthError
 from hearth_client.protocol import Error
 
@@ -166,16 +166,16 @@ class FrontDoor:
 
     def tell(
         self,
-        life: Life | None = None,
+        service_state: ServiceState | None = None,
         facts: DoorFacts | None = None,
         metrics: ExecutorMetrics | None = None,
     ) -> None:
         """Take note of the daemon's state, of new facts about the service or of its work."""
-        if life is not None:
-            self._state.life = life
-            if life.serves:
-                self._tracker.executor_is(ready=life.state == "ready")
-            if life.state in ("starting", "loading"):
+        if service_state is not None:
+            self._state.service_state = service_state
+            if service_state.serves:
+                self._tracker.executor_is(ready=service_state.state == "ready")
+            if service_state.state in ("starting", "loading"):
                 # The executor that they tell of is gone.
                 self._state.metrics = None
         if facts is not None:
@@ -254,8 +254,8 @@ class FrontDoor:
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """Refuse new work, let open requests end for `drain_s` seconds, then end `run`."""
-        if self._state.life.serves:
-            self._state.life = self._state.life.draining("stopped")
+        if self._state.service_state.serves:
+            self._state.service_state = self._state.service_state.draining("stopped")
         self._tracker.retry_after.stops(time.monotonic() + drain_s)
         if self.open_requests:
             with anyio.move_on_after(drain_s):
@@ -315,7 +315,7 @@ class FrontDoor:
     def _idle_s(self) -> float:
         """How long nothing will be due; 0 where it may be at any time."""
         sessions = self._tracker.sessions
-        if sessions.busy or self._tracker.unsent or not self._state.life.serves:
+        if sessions.busy or self._tracker.unsent or not self._state.service_state.serves:
             return 0.0
         if not self._socket.idle:
             return 0.0
@@ -377,7 +377,7 @@ class FrontDoor:
         self._tracker.abandon_lost()
 
     def _tick(self, now: float) -> None:
-        if not self._state.life.serves and not self.open_requests:
+        if not self._state.service_state.serves and not self.open_requests:
             self._drained.set()
         self._tracker.retry_cancels()
         running = self._state.clock.now()

@@ -172,7 +172,11 @@ class ActorMessageHandler:
         self._tracker.stop_if_slow(request.session)
 
     def _report(self, request_id: str, load: SchedulerReport) -> protocol.StatusReport:
-        facts, metrics, life = self._state.facts, self._state.metrics, self._state.life
+        facts, metrics, service_state = (
+            self._state.facts,
+            self._state.metrics,
+            self._state.service_state,
+        )
         # The client may hear of an end before the scheduler does.
         open_now = sum(one.accepted for one in self._tracker.sessions.open_requests)
         counted = {"rows": load.rows, "requeued": load.requeued}
@@ -180,10 +184,10 @@ class ActorMessageHandler:
             id=request_id,
             server=facts.server,
             model=facts.model,
-            state=life.state,
-            stage=life.stage,
-            share=life.share,
-            reason=life.reason,
+            state=service_state.state,
+            stage=service_state.stage,
+            share=service_state.share,
+            reason=service_state.reason,
             uptime_s=self._state.uptime_s,
             clients=len(self._tracker.sessions),
             running=max(0, min(load.running, open_now - load.queued)),

@@ -202,13 +202,13 @@ class ClientMessageHandler:
     ) -> None:
         now = time.monotonic()
         try:
-            if not self._state.life.serves and not isinstance(message, Status):
+            if not self._state.service_state.serves and not isinstance(message, Status):
                 raise HearthError(  # noqa: TRY301 - refused in one place with the other reasons
                     "shutting_down", "the daemon is about to stop: try again after its restart"
                 )
             if isinstance(message, Generate):
-                if self._state.life.refuses:
-                    raise HearthError("weights_invalid", self._state.life.reason)  # noqa: TRY301
+                if self._state.service_state.refuses:
+                    raise HearthError("weights_invalid", self._state.service_state.reason)  # noqa: TRY301
                 self._generate(session, message, pictures, now)
             else:
                 self._ask(session, message, pictures, now)

@@ -14,7 +14,7 @@ from hearth.actors.settings import PolicySettings, Reloadable
 from hearth.actors.supervisor_messages import ExecutorMetrics
 from hearth.daemon.door.pictures import Pictures
 from hearth.daemon.door.settings import DoorSettings
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.packages import VERSION
 from hearth_client.running_clock import RunningClock
@@ -69,7 +69,7 @@ _MOST_S = 0.5
 
 
 class DoorState:
-    """The daemon writes `life`, `facts` and `metrics`; the door counts in `totals`.
+    """The daemon writes `service_state`, `facts` and `metrics`; the door counts in `totals`.
 
     `tokens` are those of all replies that have ended. `refusals` counts by code what was refused
     before it was accepted. `load` is the scheduler's newest report to the daemon itself, and
@@ -87,7 +87,7 @@ class DoorState:
         queue: PolicySettings,
         pictures: Pictures | None = None,
     ) -> None:
-        self.life = Life()
+        self.service_state = ServiceState()
         self.facts = facts
         self.settings = Reloadable(settings)
         self.queue = Reloadable(queue)

@@ -35,7 +35,7 @@ USER = "hearth"
 
 
 @dataclass(frozen=True)
-class Laid:
+class InstallResult:
     """What an install did, and the command that comes next."""
 
     written: list[Path]
@@ -46,7 +46,7 @@ class Laid:
     next_step: str
 
 
-def install(place: Place, hearth: Path | None, *, jetson: bool | None) -> Laid:
+def install(place: Place, hearth: Path | None, *, jetson: bool | None) -> InstallResult:
     """Lay the files of the service down, and tell the service manager where it runs.
 
     `hearth` is the command in an image; None for the one of this environment. Raises HearthError
@@ -67,7 +67,7 @@ def install(place: Place, hearth: Path | None, *, jetson: bool | None) -> Laid:
     live = place.live
     if live:
         _announce(place)
-    return Laid(written, kept, live, _next_step(place, live=live))
+    return InstallResult(written, kept, live, _next_step(place, live=live))
 
 
 def uninstall(place: Place, *, purge: bool) -> list[Path]:

@@ -16,7 +16,7 @@ from hearth.daemon.control.messages import (
 from hearth.daemon.control.server import Handler
 from hearth.daemon.door.finished import Listener
 from hearth.daemon.door.front_door import FrontDoor
-from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.collector import DaemonSnapshot
 from hearth.daemon.observe.metrics.endpoint import OPENMETRICS, Endpoint, Form, open_endpoints
 from hearth.daemon.observe.metrics.registry import DaemonMetrics
 from hearth.daemon.observe.tracing.otlp import open_spans
@@ -46,7 +46,7 @@ class Observers:
         self._log = log
         self._opened = opened
         self._history = History()
-        self._metrics = DaemonMetrics(metrics_info(model, config), self._look)
+        self._metrics = DaemonMetrics(metrics_info(model, config), self._snapshot)
         self.on_step = self._metrics.gaps.step
         self.listeners: list[Listener] = [self._metrics.requests.record, self._history.add]
         self._spans = open_spans(model) if settings.traces == "otlp" else None
@@ -57,7 +57,7 @@ class Observers:
     @property
     def handlers(self) -> dict[type[ControlRequest], Handler]:
         """What the owner may ask them, once they are open."""
-        overview = Overview(self._door, self._history, self._look)
+        overview = Overview(self._door, self._history, self._snapshot)
         return {
             Metrics: self._tell_metrics,
             Trace: self._history.answer,
@@ -80,10 +80,10 @@ class Observers:
         form: Form = OPENMETRICS if asked.openmetrics else "text/plain"
         return MetricsText((await self._metrics.expose(form)).page.decode())
 
-    async def _look(self) -> Look:
+    async def _snapshot(self) -> DaemonSnapshot:
         door = self._door
-        return Look(
-            state=door.state.life.state,
+        return DaemonSnapshot(
+            state=door.state.service_state.state,
             settings=door.state.settings.current,
             queue=door.state.queue.current,
             clients=door.clients,

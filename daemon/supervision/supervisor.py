@@ -47,7 +47,7 @@ from hearth.daemon.supervision.restart_policy import (
     SupervisionSettings,
     stuck,
 )
-from hearth.daemon.watchdog import Pulse
+from hearth.daemon.watchdog import LoopHealth
 from hearth.runtime.errors import HearthError, known_code
 from hearth.runtime.loading import Stage
 from hearth_client.running_clock import RunningClock
@@ -213,14 +213,14 @@ class Supervisor:
         return self._files.differing(_marks(self._files.paths))
 
     @property
-    def pulse(self) -> Pulse:
+    def health(self) -> LoopHealth:
         """Whether this loop turns and acts in time, for who watches it."""
         now = self._clock.now()
         if self._ends_by is not None:
-            return Pulse(now, now, self._ends_by)
+            return LoopHealth(now, now, self._ends_by)
         due = self._policy.next_wake()
         # The first start is due from ever on, and so not late.
-        return Pulse(now, self._turned, None if due == -math.inf else due)
+        return LoopHealth(now, self._turned, None if due == -math.inf else due)
 
     async def run(self) -> None:
         """Keep the actor until `stop` or cancellation, then end it.

@@ -38,7 +38,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.sockets import DoorSockets
 from hearth.daemon.door.state import DoorFacts, DoorState
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.runtime.text import Tokenizer
 from tests.actors.simulated_executor import SimulatedExecutor
 from tests.runtime.text.folders import byte_level, open_tokenizer
@@ -104,7 +104,7 @@ class World:
             tokenizer=tokenizer,
         )
         state = DoorState(DoorFacts(server="x", places=3), DoorSettings(), PolicySettings())
-        state.life = Life("ready")
+        state.service_state = ServiceState("ready")
         self.tracker = RequestTracker(
             state,
             cast("DoorSockets", self),

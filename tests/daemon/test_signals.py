@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 import pytest
 import structlog
 
-from hearth.daemon.signals import Asked, held_signals
+from hearth.daemon.signals import SignalRequests, held_signals
 from hearth.runtime.errors import HearthError
 
 MANAGED = {"NOTIFY_SOCKET": "/run/systemd/notify"}
@@ -23,10 +23,10 @@ def test_a_terminal_that_closes_asks_for_a_stop_unless_it_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_DFL)
-    assert signal.SIGHUP in Asked({}).signals
+    assert signal.SIGHUP in SignalRequests({}).signals
     monkeypatch.setattr(signal, "getsignal", lambda _number: signal.SIG_IGN)
-    assert Asked({}).signals == [signal.SIGTERM, signal.SIGINT]
-    assert signal.SIGHUP in Asked(MANAGED).signals
+    assert SignalRequests({}).signals == [signal.SIGTERM, signal.SIGINT]
+    assert signal.SIGHUP in SignalRequests(MANAGED).signals
 
 
 def test_a_hangup_before_there_is_something_to_reload_ends_nothing_under_a_manager(
@@ -34,15 +34,15 @@ def test_a_hangup_before_there_is_something_to_reload_ends_nothing_under_a_manag
 ) -> None:
     ignored: list[tuple[int, object]] = []
     monkeypatch.setattr(signal, "signal", lambda number, act: ignored.append((number, act)))
-    Asked({}).nothing_to_reload()
+    SignalRequests({}).nothing_to_reload()
     assert ignored == []
-    Asked(MANAGED).nothing_to_reload()
+    SignalRequests(MANAGED).nothing_to_reload()
     assert ignored == [(signal.SIGHUP, signal.SIG_IGN)]
 
 
 @pytest.mark.anyio
 async def test_at_a_terminal_each_signal_asks_for_a_stop() -> None:
-    asked = Asked({})
+    asked = SignalRequests({})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         assert await asked.stop(received(number), never) is number
 
@@ -56,7 +56,7 @@ async def test_under_a_manager_a_hangup_reloads_and_is_no_stop() -> None:
         raise HearthError("invalid_value", "the file is wrong")
 
     signals = received(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    asked = Asked(MANAGED)
+    asked = SignalRequests(MANAGED)
     assert await asked.stop(signals, refused) is signal.SIGTERM
     assert len(calls) == 2
     assert await asked.stop(signals) is signal.SIGINT
@@ -68,7 +68,9 @@ async def test_a_fault_in_a_reload_ends_nothing() -> None:
         raise OSError("the disk is gone")
 
     with structlog.testing.capture_logs() as logs:
-        stopped = await Asked(MANAGED).stop(received(signal.SIGHUP, signal.SIGTERM), faulty)
+        stopped = await SignalRequests(MANAGED).stop(
+            received(signal.SIGHUP, signal.SIGTERM), faulty
+        )
     assert stopped is signal.SIGTERM
     assert [line["event"] for line in logs] == ["a reload failed"]
 

@@ -5,7 +5,7 @@ import anyio
 import pytest
 
 from hearth.daemon import watchdog as module
-from hearth.daemon.watchdog import Pulse, Watchdog, is_well, watched_s, worst
+from hearth.daemon.watchdog import LoopHealth, Watchdog, is_well, watched_s, worst
 
 WATCHED = {"WATCHDOG_USEC": "3000000"}
 
@@ -18,8 +18,8 @@ class Supervisor:
         self.turned = 0.0
         self.due: float | None = None
 
-    def __call__(self) -> Pulse:
-        return Pulse(self.now, self.turned, self.due)
+    def __call__(self) -> LoopHealth:
+        return LoopHealth(self.now, self.turned, self.due)
 
     def turn(self, now: float, due: float | None = None) -> None:
         self.now = self.turned = now
@@ -44,17 +44,17 @@ def test_the_interval_is_for_the_process_that_the_manager_means(
 
 
 def test_a_supervisor_is_well_while_it_turns_and_acts_in_time() -> None:
-    assert is_well(Pulse(now=100, turned=99, due=160))
-    assert is_well(Pulse(now=100, turned=99, due=None))
-    assert is_well(Pulse(now=100, turned=99, due=99)), "it is about to act"
-    assert not is_well(Pulse(now=100, turned=80, due=160)), "it does not turn"
-    assert not is_well(Pulse(now=100, turned=99, due=80)), "it turns, and does not act"
+    assert is_well(LoopHealth(now=100, turned=99, due=160))
+    assert is_well(LoopHealth(now=100, turned=99, due=None))
+    assert is_well(LoopHealth(now=100, turned=99, due=99)), "it is about to act"
+    assert not is_well(LoopHealth(now=100, turned=80, due=160)), "it does not turn"
+    assert not is_well(LoopHealth(now=100, turned=99, due=80)), "it turns, and does not act"
 
 
 def test_of_several_supervisors_one_that_is_not_well_is_told_of() -> None:
-    well, hangs = Pulse(now=100, turned=99, due=None), Pulse(now=100, turned=80, due=None)
+    well, hangs = LoopHealth(now=100, turned=99, due=None), LoopHealth(now=100, turned=80, due=None)
     assert worst(iter([well, hangs])) is hangs
-    assert worst([well, Pulse(now=7, turned=7, due=None)]) is well
+    assert worst([well, LoopHealth(now=7, turned=7, due=None)]) is well
 
 
 def test_the_manager_hears_nothing_of_a_supervisor_that_hangs() -> None:

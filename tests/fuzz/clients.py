@@ -17,7 +17,7 @@ from hearth.daemon.door.front_door import FrontDoor
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import DoorSocket
 from hearth.daemon.door.state import DoorFacts
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.runtime.errors import CODES
 from hearth_client import protocol
 from hearth_client.protocol import ClientMessage, ServerMessage
@@ -60,7 +60,7 @@ class Clients:
             listeners=listeners,
             pictures=self.arena,
         )
-        self.door.tell(Life("ready"))
+        self.door.tell(ServiceState("ready"))
         self.door._socket.close()
         self.door._socket._all = [cast("DoorSocket", self.socket)]
         self.open: dict[int, tuple[int, str]] = {}

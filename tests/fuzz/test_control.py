@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from hearth.actors.messages import SchedulerReport
-from hearth.daemon.adapters.keeper import AdapterFolder, AdapterKeeper
+from hearth.daemon.adapters.store import AdapterFolder, AdapterStore
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.control.messages import (
     ControlAnswer,
@@ -47,7 +47,7 @@ class Owner:
         # The scheduler would be asked, and is played by nobody.
         self._opened.enter_context(patch.object(self.clients.door, "load", self._load))
         observers.open(self.clients.door, [supervisor])
-        adapters = AdapterKeeper(
+        adapters = AdapterStore(
             AdapterFolder(folder / "adapters"),
             simulated_config(),
             tell=lambda _message: False,

@@ -16,7 +16,7 @@ from hearth.daemon.actor_plans import executor_plan, executor_ready
 from hearth.daemon.configuration.settings import settings_of
 from hearth.daemon.door.replies import executor_report
 from hearth.daemon.door.state import door_facts, within
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.daemon.supervision.supervisor import Listeners, Supervisor
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
@@ -37,7 +37,7 @@ class House:
         self.inbox = Inbox(SupervisorMessage)
         settings = settings_of(engine_kind="simulated")
         self.config = simulated_config()
-        self.life = Life()
+        self.service_state = ServiceState()
         self.ready = self.unfit = 0
         self.supervisor = Supervisor(
             executor_plan(settings, Path()),
@@ -70,7 +70,7 @@ class House:
         executor_report(metrics)
 
     def _loading(self, stage: Stage, share: float | None) -> None:
-        self.life.loading(stage, share)
+        self.service_state.loading(stage, share)
 
     async def _ready(self, ready: ActorReady, addresses: Addresses) -> None:
         try:

@@ -11,7 +11,7 @@ from hearth.daemon.cli.console import printable_name, size
 from hearth.daemon.cli.top.board import Board, ordered
 from hearth.daemon.control.messages import TopReport
 from hearth.daemon.door.overview import OpenClient, RunningRequest
-from hearth.daemon.life import words
+from hearth.daemon.service_state import words
 
 KEYS = "up/down choose   c cancel it   s sort   q quit"
 _COLOURS = {"ready": "green", "failed": "red"}

@@ -15,7 +15,7 @@ from hearth.actors.messages import SchedulerReport
 from hearth.actors.settings import PolicySettings
 from hearth.actors.supervisor_messages import ExecutorMetrics
 from hearth.daemon.door.settings import DoorSettings
-from hearth.daemon.life import STATES
+from hearth.daemon.service_state import STATES
 from hearth.runtime.errors import CODES
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
@@ -23,7 +23,7 @@ from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
-class Look(NamedTuple):
+class DaemonSnapshot(NamedTuple):
     """The daemon at one moment; None for what is not known then.
 
     `settings`, `queue`, `totals` and `refusals`, by code, are those of the front door. `executor`
@@ -51,69 +51,73 @@ class Look(NamedTuple):
 
 
 class DaemonCollector(Collector):
-    """The metrics of the newest `look`."""
+    """The metrics of the newest `snapshot`."""
 
     def __init__(self, info: Mapping[str, str]) -> None:
         self._info = dict(info)
-        self.look: Look | None = None
+        self.snapshot: DaemonSnapshot | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """All that is known; nothing before the first look."""
-        look = self.look
-        if look is None:
+        """All that is known; nothing before the first snapshot."""
+        snapshot = self.snapshot
+        if snapshot is None:
             return
         yield InfoMetricFamily("hearth", "1, with what serves as labels.", value=self._info)
-        yield from _daemon(look)
-        yield from _door(look)
-        if look.load is not None:
-            yield from _load(look.load)
-        if look.executor is not None:
-            yield from _executor(look.executor, sees=look.pictures is not None)
+        yield from _daemon(snapshot)
+        yield from _door(snapshot)
+        if snapshot.load is not None:
+            yield from _load(snapshot.load)
+        if snapshot.executor is not None:
+            yield from _executor(snapshot.executor, sees=snapshot.pictures is not None)
 
 
-def _daemon(look: Look) -> Iterator[Metric]:
-    states = {str(state): float(state == look.state) for state in STATES}
+def _daemon(snapshot: DaemonSnapshot) -> Iterator[Metric]:
+    states = {str(state): float(state == snapshot.state) for state in STATES}
     yield _gauge("state", "1 for the state that the daemon is in, 0 for others.", state=states)
     yield _counter(
-        "executor_restarts", "Starts of the executor's process behind the first.", look.restarts
+        "executor_restarts", "Starts of the executor's process behind the first.", snapshot.restarts
     )
-    if look.encoder_restarts is not None:
+    if snapshot.encoder_restarts is not None:
         yield _counter(
             "encoder_restarts",
             "Starts of the encoder's process behind the first.",
-            look.encoder_restarts,
+            snapshot.encoder_restarts,
         )
-    if look.silent_s is not None:
+    if snapshot.silent_s is not None:
         yield _gauge(
             "executor_silent_seconds",
             "How long a working executor has told of no progress; 1 is usual.",
-            look.silent_s,
+            snapshot.silent_s,
         )
-    yield _counter("log_lines_lost", "Lines that the daemon's log did not take.", look.lost_lines)
     yield _counter(
-        "spans_lost", "Spans that no collector has got: the setting `traces`.", look.lost_spans
+        "log_lines_lost", "Lines that the daemon's log did not take.", snapshot.lost_lines
+    )
+    yield _counter(
+        "spans_lost", "Spans that no collector has got: the setting `traces`.", snapshot.lost_spans
     )
     yield _gauge(
         "memory_free_bytes",
         "Memory that is free: of the host within its limits, of a device that has its own.",
-        memory=_free(look),
+        memory=_free(snapshot),
     )
 
 
-def _door(look: Look) -> Iterator[Metric]:
-    yield _gauge("clients", "Clients that are connected.", look.clients)
+def _door(snapshot: DaemonSnapshot) -> Iterator[Metric]:
+    yield _gauge("clients", "Clients that are connected.", snapshot.clients)
     yield _counter(
         "refusals",
         "Messages and requests refused before they were accepted, by error code.",
-        code={code: look.refusals.get(code, 0) for code in sorted(CODES)},
+        code={code: snapshot.refusals.get(code, 0) for code in sorted(CODES)},
     )
     for name, text in _TOTALS.items():
-        yield _counter(name, text, look.totals.get(name, 0))
-    if look.pictures is not None:
-        yield _gauge("pictures_bytes", "What pictures of open requests take.", look.pictures)
-    yield _gauge("clients_limit", "The setting `clients`.", look.settings.clients)
-    yield _gauge("queue_requests_limit", "The setting `queue_requests`.", look.queue.queue_requests)
-    yield _gauge("queue_tokens_limit", "The setting `queue_tokens`.", look.queue.queue_tokens)
+        yield _counter(name, text, snapshot.totals.get(name, 0))
+    if snapshot.pictures is not None:
+        yield _gauge("pictures_bytes", "What pictures of open requests take.", snapshot.pictures)
+    yield _gauge("clients_limit", "The setting `clients`.", snapshot.settings.clients)
+    yield _gauge(
+        "queue_requests_limit", "The setting `queue_requests`.", snapshot.queue.queue_requests
+    )
+    yield _gauge("queue_tokens_limit", "The setting `queue_tokens`.", snapshot.queue.queue_tokens)
 
 
 _TOTALS = {
@@ -264,6 +268,6 @@ def _filled(
     return family
 
 
-def _free(look: Look) -> dict[str, int]:
-    device = None if look.executor is None else look.executor.device_free
-    return {"host": look.free} | ({} if device is None else {"device": device})
+def _free(snapshot: DaemonSnapshot) -> dict[str, int]:
+    device = None if snapshot.executor is None else snapshot.executor.device_free
+    return {"host": snapshot.free} | ({} if device is None else {"device": device})

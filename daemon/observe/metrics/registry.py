@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from hearth.actors.messages import Deltas
-from hearth.daemon.observe.metrics.collector import DaemonCollector, Look
+from hearth.daemon.observe.metrics.collector import DaemonCollector, DaemonSnapshot
 from hearth.daemon.observe.metrics.endpoint import Exposition, Form
 from hearth.daemon.observe.metrics.requests import TOKEN_SECONDS, RequestMetrics
 
@@ -70,16 +70,18 @@ class TokenGaps(Collector):
 
 
 class DaemonMetrics:
-    """What is counted, and its page; `look` is asked for the daemon's state for each page."""
+    """What is counted, and its page; `snapshot` is asked for the daemon's state for each page."""
 
-    def __init__(self, info: Mapping[str, str], look: Callable[[], Awaitable[Look]]) -> None:
+    def __init__(
+        self, info: Mapping[str, str], snapshot: Callable[[], Awaitable[DaemonSnapshot]]
+    ) -> None:
         # The time at which each series began would double their number.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.requests = RequestMetrics(self.registry)
         self.gaps = TokenGaps()
         self.registry.register(self.gaps)
-        self._look = look
+        self._snapshot = snapshot
         self._collector = DaemonCollector(info)
         self.registry.register(self._collector)
         ProcessCollector(registry=self.registry)
@@ -87,11 +89,11 @@ class DaemonMetrics:
 
     async def expose(self, form: Form = "text/plain") -> Exposition:
         """The page as it is now."""
-        self._collector.look = await self._look()
+        self._collector.snapshot = await self._snapshot()
         encode, content_type = choose_encoder(form)
         return Exposition(content_type, encode(self.registry))
 
     def _executor_pid(self) -> int:
         """No process has the number 0, which the library leaves out."""
-        look = self._collector.look
-        return (look.executor_pid if look else None) or 0
+        snapshot = self._collector.snapshot
+        return (snapshot.executor_pid if snapshot else None) or 0

@@ -27,7 +27,7 @@ from hearth.daemon.door.overview import (
     running_request,
     tokens_of_replies,
 )
-from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.collector import DaemonSnapshot
 from hearth.runtime.errors import HearthError
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 
@@ -72,26 +72,26 @@ class Overview:
     """Answers `Top` and `CancelRequest`."""
 
     def __init__(
-        self, door: FrontDoor, history: History, look: Callable[[], Awaitable[Look]]
+        self, door: FrontDoor, history: History, snapshot: Callable[[], Awaitable[DaemonSnapshot]]
     ) -> None:
         self._door = door
         self._history = history
-        self._look = look
+        self._snapshot = snapshot
 
     async def answer(self, _asked: Top) -> TopReport:
         """The report of this moment."""
-        look = await self._look()
-        state, sessions, load = self._door.state, self._door.sessions, look.load
+        snapshot = await self._snapshot()
+        state, sessions, load = self._door.state, self._door.sessions, snapshot.load
         now = time.monotonic()
         running = generations(sessions)
-        prefix = (look.executor and look.executor.prefix) or PrefixMetrics()
+        prefix = (snapshot.executor and snapshot.executor.prefix) or PrefixMetrics()
         return TopReport(
             server=state.facts.server,
             model=state.facts.model,
-            state=state.life.state,
-            stage=state.life.stage,
-            share=state.life.share,
-            reason=state.life.reason,
+            state=state.service_state.state,
+            stage=state.service_state.stage,
+            share=state.service_state.share,
+            reason=state.service_state.reason,
             now=now,
             uptime_s=state.uptime_s,
             places=load.places if load else 0,
@@ -100,10 +100,10 @@ class Overview:
             queued_tokens=load.queued_tokens if load else 0,
             tokens=tokens_of_replies(sessions, state),
             open=len(running),
-            restarts=look.restarts,
-            totals=dict(look.totals),
-            refusals=dict(look.refusals),
-            memory=_memory(look),
+            restarts=snapshot.restarts,
+            totals=dict(snapshot.totals),
+            refusals=dict(snapshot.refusals),
+            memory=_memory(snapshot),
             clients=open_clients(sessions),
             requests=[running_request(one, state, now) for one in running[:MOST_REQUESTS]],
             errors=self._history.failures(_ERRORS),
@@ -117,14 +117,14 @@ class Overview:
         return Cancelled(asked.request)
 
 
-def _memory(look: Look) -> dict[str, int]:
-    found = {"daemon": _resident(os.getpid()), "free": look.free}
-    if look.executor_pid is not None:
-        found["executor"] = _resident(look.executor_pid)
-    if look.executor is not None and look.executor.device_free is not None:
-        found["device free"] = look.executor.device_free
-    if look.pictures is not None:
-        found["pictures"] = look.pictures
+def _memory(snapshot: DaemonSnapshot) -> dict[str, int]:
+    found = {"daemon": _resident(os.getpid()), "free": snapshot.free}
+    if snapshot.executor_pid is not None:
+        found["executor"] = _resident(snapshot.executor_pid)
+    if snapshot.executor is not None and snapshot.executor.device_free is not None:
+        found["device free"] = snapshot.executor.device_free
+    if snapshot.pictures is not None:
+        found["pictures"] = snapshot.pictures
     return found
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hearth.daemon.adapters.keeper import AdapterFolder
+from hearth.daemon.adapters.store import AdapterFolder
 from hearth.daemon.configuration.places import adapters_folder
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config

@@ -12,8 +12,8 @@ from hearth.daemon.cli import serve as module
 from hearth.daemon.cli.serve import serve
 from hearth.daemon.configuration.settings import GROUPS, SETTINGS, flag_of, variable_of
 from hearth.daemon.exit_codes import CONFIGURATION
-from hearth.daemon.life import words
 from hearth.daemon.own_daemon import own_daemon
+from hearth.daemon.service_state import words
 
 
 def test_an_impossible_socket_is_refused_before_an_engine_is_built(
@@ -45,7 +45,7 @@ def test_flags_of_network_servers_are_explained(flag: str) -> None:
 def test_the_manager_sees_how_the_export_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     bar: list[int] = []
-    monkeypatch.setattr(module, "tell_state", lambda life: shown.append(words(*life)))
+    monkeypatch.setattr(module, "tell_state", lambda state: shown.append(words(*state)))
     advance = module._told_to_the_manager(lambda _stage, done, _total: bar.append(done))
     for done in range(0, 1001, 4):
         advance("reading weights", done, 1000)

@@ -26,7 +26,7 @@ from hearth.daemon.door.front_door import FrontDoor
 from hearth.daemon.door.keys import Keys
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class Harness:
                 keys=keys,
                 pictures=arena,
             )
-            self.door.tell(Life("ready"))
+            self.door.tell(ServiceState("ready"))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self.actors.run, tasks)
                 await tasks.start(self.door.run)

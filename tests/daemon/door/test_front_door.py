@@ -15,7 +15,7 @@ from msgspec import structs
 
 from hearth.actors.supervisor_messages import ExecutorMetrics
 from hearth.daemon.door import replies
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
@@ -345,10 +345,10 @@ def test_status_tells_what_the_executor_has_measured(door: Harness) -> None:
 
 def test_status_tells_nothing_of_an_executor_that_is_lost(door: Harness) -> None:
     metrics = ExecutorMetrics(StageMetrics(1, 9, 0.5), StageMetrics(), EagleGenerationMetrics())
-    door.on_loop(lambda: door.door.tell(life=Life("ready"), metrics=metrics))
+    door.on_loop(lambda: door.door.tell(service_state=ServiceState("ready"), metrics=metrics))
     with Client(door.path) as client:
         assert client.status().executor is not None
-        door.on_loop(lambda: door.door.tell(life=Life("starting")))
+        door.on_loop(lambda: door.door.tell(service_state=ServiceState("starting")))
         assert client.status().executor is None
 
 
@@ -358,7 +358,7 @@ def test_a_stop_ends_what_is_open_and_removes_the_socket() -> None:
         say(client, {"t": "generate", "id": "x", "prompt": "hang"})
         assert hear(client)["t"] == "accepted"
         stopping = door.portal.start_task_soon(door.door.stop, 0.3)
-        until(lambda: door.on_loop(lambda: door.door._state.life.state) == "draining")
+        until(lambda: door.on_loop(lambda: door.door._state.service_state.state) == "draining")
         say(client, {"t": "generate", "id": "y", "prompt": "count"})
         error = hear(client)
         assert (error["id"], error["code"]) == ("y", "shutting_down")

@@ -6,7 +6,7 @@ import pytest
 
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.settings import DoorSettings
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from hearth_client import (
     Client,
     ExecutorFailed,
@@ -62,14 +62,16 @@ def test_nothing_is_taken_in_while_a_file_is_cut_short_and_who_waits_can_be_ende
         waits = client.generate("hang")
         until(lambda: door.on_loop(lambda: door.door.open_requests) == 1)
         reason = "weights is cut short"
-        door.on_loop(lambda: door.door.tell(life=Life("ready").held(reason, refuses=True)))
+        door.on_loop(
+            lambda: door.door.tell(service_state=ServiceState("ready").held(reason, refuses=True))
+        )
         with pytest.raises(WeightsInvalid, match=reason):
             client.generate("count").text()
         assert client.status().reason == reason
         door.on_loop(lambda: door.door.end_all("weights_invalid", reason))
         with pytest.raises(WeightsInvalid, match=reason):
             waits.text()
-        door.on_loop(lambda: door.door.tell(life=Life("ready")))
+        door.on_loop(lambda: door.door.tell(service_state=ServiceState("ready")))
         assert client.generate("count", max_tokens=1).text() == "0 "
 
 
@@ -92,7 +94,7 @@ def test_who_is_refused_while_the_daemon_stops_is_told_when_to_come() -> None:
 
 def test_a_failed_executor_says_when_the_next_one_should_be_there() -> None:
     with running_door() as door, Client(door.path) as client:
-        door.on_loop(lambda: door.door.tell(Life("starting")))
+        door.on_loop(lambda: door.door.tell(ServiceState("starting")))
         with pytest.raises(ExecutorFailed) as caught:
             client.generate("fail").text()
     assert caught.value.retry_after_s is not None

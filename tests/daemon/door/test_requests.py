@@ -19,7 +19,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.sockets import DoorSockets
 from hearth.daemon.door.state import DoorFacts, DoorState
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from tests.daemon.door.test_request_tracker import Desk, FakeMailbox, FakeSocket
 
 SETTINGS = DoorSettings(images_per_request=4, image_bytes=1000)
@@ -35,7 +35,7 @@ class Counter:
         state = DoorState(
             DoorFacts(server="x", places=8), SETTINGS, PolicySettings(), self.pictures
         )
-        state.life = Life("ready")
+        state.service_state = ServiceState("ready")
         self.tracker = RequestTracker(
             state,
             cast("DoorSockets", self.socket),
@@ -120,7 +120,7 @@ def test_no_room_is_told_at_once_with_a_time_to_come_again(counter: Counter) -> 
 def test_a_user_without_a_place_gets_one_of_who_has_them_all() -> None:
     desk = Desk(clients=2)
     state = desk.state
-    state.life = Life("ready")
+    state.service_state = ServiceState("ready")
     requests = ClientMessageHandler(state, desk.tracker)
     desk.tracker.abandon(desk.session, "left")
 

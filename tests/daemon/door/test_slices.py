@@ -17,7 +17,7 @@ from hearth.daemon.door.front_door import FrontDoor
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import DoorSocket, Received
 from hearth.daemon.door.state import DoorFacts
-from hearth.daemon.life import Life
+from hearth.daemon.service_state import ServiceState
 from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 
 DEAR, CHEAP = 2, 4
@@ -92,7 +92,7 @@ def test_what_a_message_took_is_charged_to_its_connection(loop: Loop) -> None:
 
 def test_the_loop_sleeps_where_nothing_can_be_due(loop: Loop) -> None:
     door = loop.door
-    door.tell(Life("ready"))
+    door.tell(ServiceState("ready"))
     assert door._idle_s == front_door._IDLE_S
     session = door.sessions.greet(DEAR, "test", 10.0, 0.0)
     # What a pause counts of a lease is more than that.
@@ -103,5 +103,5 @@ def test_the_loop_sleeps_where_nothing_can_be_due(loop: Loop) -> None:
     loop.socket.idle = False
     assert door._idle_s == 0.0
     loop.socket.idle = True
-    door.tell(Life("ready").draining("asked to"))
+    door.tell(ServiceState("ready").draining("asked to"))
     assert door._idle_s == 0.0

@@ -9,7 +9,7 @@ from hearth.actors.settings import PolicySettings
 from hearth.actors.supervisor_messages import ExecutorMetrics
 from hearth.daemon.door.finished import FinishedRequest
 from hearth.daemon.door.settings import DoorSettings
-from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.collector import DaemonSnapshot
 from hearth.daemon.observe.metrics.registry import DaemonMetrics
 from hearth.daemon.observe.observers import metrics_info
 from hearth.runtime.executor.graph_cache import GraphCounters
@@ -31,7 +31,7 @@ EXECUTOR = ExecutorMetrics(
     ),
     images=MultimodalMetrics(3, 147, 0.25, 2, 0.5),
 )
-LOOK = Look(
+LOOK = DaemonSnapshot(
     state="ready",
     settings=DoorSettings(clients=64),
     queue=PolicySettings(queue_requests=256),
@@ -51,9 +51,9 @@ LOOK = Look(
 )
 
 
-def metrics(look: Look = LOOK) -> DaemonMetrics:
-    async def looked() -> Look:
-        return look
+def metrics(snapshot: DaemonSnapshot = LOOK) -> DaemonMetrics:
+    async def looked() -> DaemonSnapshot:
+        return snapshot
 
     return DaemonMetrics(metrics_info("toy", simulated_config()), looked)
 

@@ -5,9 +5,9 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from hearth.daemon.life import STATES
-from hearth.daemon.observe.metrics.collector import Look
+from hearth.daemon.observe.metrics.collector import DaemonSnapshot
 from hearth.daemon.observe.metrics.endpoint import OPENMETRICS, Form
+from hearth.daemon.service_state import STATES
 from hearth.runtime.errors import CODES
 from hearth.runtime.packages import VERSION
 from tests.daemon.observe.metrics.looks import EXECUTOR, LOOK, ended, metrics
@@ -15,9 +15,9 @@ from tests.daemon.observe.metrics.looks import EXECUTOR, LOOK, ended, metrics
 PAGE = Path(__file__).parents[4] / "docs" / "metrics.md"
 
 
-async def told(form: Form = "text/plain", look: Look = LOOK) -> dict[str, Metric]:
+async def told(form: Form = "text/plain", snapshot: DaemonSnapshot = LOOK) -> dict[str, Metric]:
     """The families of a page, as its reader has them."""
-    counted = metrics(look)
+    counted = metrics(snapshot)
     counted.requests.record(ended())
     page = await counted.expose(form)
     parse = parse_openmetrics if page.content_type.startswith(OPENMETRICS) else parse_text
@@ -62,8 +62,8 @@ async def test_both_forms_tell_the_same() -> None:
 
 async def test_what_is_not_known_is_left_out() -> None:
     known = await told()
-    look = LOOK._replace(load=None, executor=None, silent_s=None, encoder_restarts=None)
-    unknown = await told(look=look)
+    snapshot = LOOK._replace(load=None, executor=None, silent_s=None, encoder_restarts=None)
+    unknown = await told(snapshot=snapshot)
     silent, restarts = "hearth_executor_silent_seconds", "hearth_encoder_restarts"
     assert {"hearth_places", "hearth_engine_steps", silent, restarts} <= (
         known.keys() - unknown.keys()

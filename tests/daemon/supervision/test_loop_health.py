@@ -83,7 +83,7 @@ async def pass_by(clock: Clock, made: House, seconds: float) -> None:
     """So much time, which the supervisor sees pass as it does on a machine that runs."""
     for _ in range(round(seconds)):
         clock.now += 1
-        now = made.supervisor.pulse.now
+        now = made.supervisor.health.now
 
         def turned(by: float = now) -> bool:
             return made.supervisor._turned >= by or not made.changes[-1]
@@ -98,10 +98,10 @@ async def test_an_executor_that_is_silent_is_replaced_and_the_supervisor_stays_w
     async with working(short_folder, clock, monkeypatch) as made:
         await pass_by(clock, made, DEADLINES.progress_timeout_s - 2)
         assert made.changes == [True]
-        assert is_well(made.supervisor.pulse)
+        assert is_well(made.supervisor.health)
         await pass_by(clock, made, 3)
         await made.wait_until(ready=False)
-        assert is_well(made.supervisor.pulse)
+        assert is_well(made.supervisor.health)
         await until(lambda: bool(made.restarts))
         assert made.restarts == [f"it made no progress for {DEADLINES.progress_timeout_s:g} s"]
 
@@ -112,10 +112,10 @@ async def test_a_sleep_of_the_machine_is_no_silence_of_the_executor(
     clock = Clock()
     async with working(short_folder, clock, monkeypatch) as made:
         clock.now += 3600
-        assert is_well(made.supervisor.pulse), "the watchdog is fed at once"
+        assert is_well(made.supervisor.health), "the watchdog is fed at once"
         await pass_by(clock, made, 5)
         assert made.changes == [True]
-        assert is_well(made.supervisor.pulse)
+        assert is_well(made.supervisor.health)
 
 
 async def test_a_supervisor_that_waits_for_ever_is_not_well(
@@ -129,14 +129,14 @@ async def test_a_supervisor_that_waits_for_ever_is_not_well(
         await anyio.sleep(0.05)
         for _ in range(12):
             clock.now += 1
-            pulse = made.supervisor.pulse
-        assert not is_well(pulse)
+            health = made.supervisor.health
+        assert not is_well(health)
         made.supervisor._wake.set()
 
 
 async def test_one_that_is_about_to_start_is_well(short_folder: Path) -> None:
     made = House(short_folder, SETTINGS, DEADLINES)
-    assert is_well(made.supervisor.pulse)
+    assert is_well(made.supervisor.health)
     # Nobody has run it.
     made.supervisor._inbox.close()
     await made.end_scheduler()

@@ -120,7 +120,7 @@ class _Asked:
     answered: anyio.Event = field(default_factory=anyio.Event)
 
 
-class AdapterKeeper:
+class AdapterStore:
     """Adds and removes adapters while requests run, one at a time, and knows which are served.
 
     `tell` posts to the executor that works, and says whether there is one; `gone` tells who has
@@ -296,9 +296,9 @@ def open_adapters(
     tell: Callable[[ExecutorControl], bool],
     gone: Callable[[str], Awaitable[None]],
     served: Callable[[], None],
-) -> AdapterKeeper:
-    """Keep the adapters of the state directory for an engine; see `AdapterKeeper`."""
+) -> AdapterStore:
+    """Keep the adapters of the state directory for an engine; see `AdapterStore`."""
     # A simulated engine takes what the folder's own does.
     exported = load_config(engine) if config.backend == "simulated" else config
     folder = AdapterFolder(adapters_folder(settings.runtime.adapters, os.environ))
-    return AdapterKeeper(folder, exported, tell=tell, gone=gone, served=served)
+    return AdapterStore(folder, exported, tell=tell, gone=gone, served=served)

@@ -16,7 +16,7 @@ from hearth.runtime.text import Tokenizer
 from hearth.runtime.vision_config import VisionConfig, load_vision_config
 
 
-class Sight(NamedTuple):
+class VisionMemory(NamedTuple):
     """The memory that front door, encoder and executor share, and how a tower fills it.
 
     A picture becomes `image_tokens` at the most until an executor has told what fits.
@@ -54,9 +54,9 @@ class Sight(NamedTuple):
         return PromptImages(self.config, tokenizer, self.pictures, self.image_tokens)
 
 
-def open_sight(
+def open_vision_memory(
     settings: Settings, engine: Path, config: LLMEngineRunnerConfig, opened: ExitStack
-) -> Sight | None:
+) -> VisionMemory | None:
     """None for a model of text alone; its memory is given back at the end of `opened`.
 
     Raises `engine_*` for a tower's configuration that cannot be read, and `out_of_memory`.
@@ -73,7 +73,7 @@ def open_sight(
     features = 1 + config.num_deepstack_features
     token_bytes = features * config.hidden_size * numpy_dtype(config.dtype).itemsize
     image_tokens = most_tokens(settings, config)
-    return Sight(
+    return VisionMemory(
         config=vision,
         pictures=arena("pictures", settings.door.images_in_flight_bytes),
         patches=arena("patches", _patches_size(vision, image_tokens)),

@@ -12,7 +12,7 @@ from msgspec import structs
 from hearth.daemon.actor_plans import encoder_plan, executor_plan
 from hearth.daemon.configuration.settings import Settings, replaced, settings_of
 from hearth.daemon.engine_settings import runtime_options
-from hearth.daemon.sight import most_tokens, open_sight
+from hearth.daemon.vision_memory import most_tokens, open_vision_memory
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
@@ -41,7 +41,7 @@ def engine(tmp_path: Path) -> Path:
 
 def test_a_model_of_text_alone_has_no_memory_for_pictures(tmp_path: Path) -> None:
     with ExitStack() as opened:
-        assert open_sight(SETTINGS, tmp_path, CONFIG, opened) is None
+        assert open_vision_memory(SETTINGS, tmp_path, CONFIG, opened) is None
     plan = executor_plan(SETTINGS, tmp_path)
     assert plan.descriptors == ()
     assert runtime_options(SETTINGS).image_memory == 3 << 20, "for one that sees"
@@ -49,12 +49,12 @@ def test_a_model_of_text_alone_has_no_memory_for_pictures(tmp_path: Path) -> Non
 
 def test_the_memory_is_that_of_the_settings_and_of_the_tower(engine: Path) -> None:
     with ExitStack() as opened:
-        sight = open_sight(SETTINGS, engine, CONFIG, opened)
-        assert sight is not None
-        assert (sight.pictures.size, sight.embeddings.size) == (1 << 20, 1 << 21)
-        assert sight.token_bytes == 3 * CONFIG.hidden_size * 4
-        arenas = sight.arenas()
-        largest = most_tokens(SETTINGS, CONFIG) * sight.config.merge_size**2
+        vision_memory = open_vision_memory(SETTINGS, engine, CONFIG, opened)
+        assert vision_memory is not None
+        assert (vision_memory.pictures.size, vision_memory.embeddings.size) == (1 << 20, 1 << 21)
+        assert vision_memory.token_bytes == 3 * CONFIG.hidden_size * 4
+        arenas = vision_memory.arenas()
+        largest = most_tokens(SETTINGS, CONFIG) * vision_memory.config.merge_size**2
         assert arenas.patches.take(largest * arenas.patch_bytes) is not None
 
 
@@ -62,22 +62,22 @@ def test_each_setting_reaches_the_encoder_and_both_processes_inherit_the_memory(
     engine: Path,
 ) -> None:
     with ExitStack() as opened:
-        sight = open_sight(SETTINGS, engine, CONFIG, opened)
-        assert sight is not None
-        plan = encoder_plan(SETTINGS, engine, "ab", sight)
-        executor = executor_plan(SETTINGS, engine, "ab", sight)
+        vision_memory = open_vision_memory(SETTINGS, engine, CONFIG, opened)
+        assert vision_memory is not None
+        plan = encoder_plan(SETTINGS, engine, "ab", vision_memory)
+        executor = executor_plan(SETTINGS, engine, "ab", vision_memory)
         told = msgspec.to_builtins(plan.settings)
         assert told["own"] == msgspec.to_builtins(SETTINGS.encoder)
         assert (told["own"]["encoder_nice"], told["own"]["encoder_threads"]) == (5, 6)
-        assert plan.descriptors == executor.descriptors == sight.descriptors
+        assert plan.descriptors == executor.descriptors == vision_memory.descriptors
         assert (plan.role, plan.epoch, executor.supervision.restart_limit) == ("encoder", "ab", 2)
         assert plan.supervision.restart_limit == sys.maxsize, (
             "text goes on however often it is lost"
         )
         for name in ("patches", "embeddings"):
-            shared = msgspec.to_builtins(getattr(sight, name).shared)
+            shared = msgspec.to_builtins(getattr(vision_memory, name).shared)
             assert told[name] == msgspec.to_builtins(executor.settings)[name] == shared
-        assert told["pictures"] == msgspec.to_builtins(sight.pictures.shared)
+        assert told["pictures"] == msgspec.to_builtins(vision_memory.pictures.shared)
 
 
 def test_an_image_has_half_of_the_longest_prompt_unless_a_setting_says_otherwise() -> None:
@@ -89,13 +89,13 @@ def test_an_image_has_half_of_the_longest_prompt_unless_a_setting_says_otherwise
 def test_an_image_has_no_more_before_the_executor_is_there(engine: Path) -> None:
     settings = replaced(SETTINGS, image_tokens=16)
     with ExitStack() as opened:
-        sight = open_sight(settings, engine, CONFIG, opened)
-        assert sight is not None
-        assert sight.prompt_images(cast("Any", None)).most_tokens == 16
+        vision_memory = open_vision_memory(settings, engine, CONFIG, opened)
+        assert vision_memory is not None
+        assert vision_memory.prompt_images(cast("Any", None)).most_tokens == 16
 
 
 def test_a_broken_configuration_of_a_tower_ends_a_start(engine: Path) -> None:
     (engine / VISION_FOLDER / VISION_CONFIG_FILE).write_text("{}")
     with ExitStack() as opened, pytest.raises(HearthError) as caught:
-        open_sight(SETTINGS, engine, CONFIG, opened)
+        open_vision_memory(SETTINGS, engine, CONFIG, opened)
     assert caught.value.code == "engine_corrupt"

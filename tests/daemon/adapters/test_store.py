@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from hearth.actors.messages import ExecutorControl, LoadAdapter, UnloadAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
-from hearth.daemon.adapters.keeper import AdapterFolder, AdapterKeeper
+from hearth.daemon.adapters.store import AdapterFolder, AdapterStore
 from hearth.daemon.control.messages import (
     AdapterAdded,
     AdapterList,
@@ -55,7 +55,7 @@ class StandIn(AdapterFolder):
 
 
 class House:
-    """A keeper and its neighbours; `react` is what the executor does with what it is told."""
+    """A store and its neighbours; `react` is what the executor does with what it is told."""
 
     def __init__(self, *kept: str) -> None:
         self.folder = StandIn()
@@ -63,12 +63,12 @@ class House:
         self.told: list[ExecutorControl] = []
         self.events: list[object] = []
         self.react: Callable[[ExecutorControl], None] = self.obey
-        self.keeper = AdapterKeeper(
+        self.store = AdapterStore(
             self.folder,
             simulated_config(),
             tell=self.tell,
             gone=self.gone,
-            served=lambda: self.events.append(self.keeper.names),
+            served=lambda: self.events.append(self.store.names),
         )
 
     def tell(self, message: ExecutorControl) -> bool:
@@ -79,19 +79,19 @@ class House:
 
     def obey(self, message: ExecutorControl) -> None:
         assert isinstance(message, LoadAdapter | UnloadAdapter)
-        self.keeper.answered(AdapterAnswer("executor-1", message.name))
+        self.store.answered(AdapterAnswer("executor-1", message.name))
 
     async def gone(self, name: str) -> None:
         self.events.append(f"{name} has gone")
 
     async def ask(self, request: ControlRequest) -> ControlAnswer:
         with anyio.fail_after(5):
-            return await self.keeper.handlers[type(request)](request)
+            return await self.store.handlers[type(request)](request)
 
 
 async def test_what_is_added_is_served_once_the_executor_has_it() -> None:
     house = House()
-    house.keeper.executor_ready({})
+    house.store.executor_ready({})
     house.events.clear()
     assert await house.ask(AddAdapter("a", "/s")) == AdapterAdded("a", 4, "home", 9)
     assert house.events == [LoadAdapter("a", "/adapters/a"), ["a"]]
@@ -100,7 +100,7 @@ async def test_what_is_added_is_served_once_the_executor_has_it() -> None:
 async def test_an_adapter_of_another_base_is_served_with_a_warning() -> None:
     house = House("b")
     with capture_logs() as logs:
-        house.keeper.executor_ready({"b": ""}, "smol")
+        house.store.executor_ready({"b": ""}, "smol")
         added = await house.ask(AddAdapter("a", "/s"))
     assert [one["adapter"] for one in logs if one["log_level"] == "warning"] == ["b", "a"]
     assert isinstance(added, AdapterAdded)
@@ -112,7 +112,7 @@ async def test_an_adapter_of_another_base_is_served_with_a_warning() -> None:
 
 async def test_what_is_removed_is_asked_for_no_more_before_those_end_who_have() -> None:
     house = House("a", "b")
-    house.keeper.executor_ready({"a": "", "b": ""})
+    house.store.executor_ready({"a": "", "b": ""})
     house.events.clear()
     assert await house.ask(RemoveAdapter("a")) == AdapterRemoved("a")
     assert house.events == [["b"], "a has gone", UnloadAdapter("a")]
@@ -120,54 +120,54 @@ async def test_what_is_removed_is_asked_for_no_more_before_those_end_who_have() 
 
 async def test_what_the_executor_refuses_is_not_kept() -> None:
     house = House()
-    house.keeper.executor_ready({})
-    house.react = lambda _: house.keeper.answered(
+    house.store.executor_ready({})
+    house.react = lambda _: house.store.answered(
         AdapterAnswer("executor-1", "a", "out_of_memory", "no room for it", "adapters")
     )
     with pytest.raises(HearthError, match="no room") as caught:
         await house.ask(AddAdapter("a", "/s"))
     assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapters")
-    assert house.folder.kept == house.keeper.names == []
+    assert house.folder.kept == house.store.names == []
     # It may have taken half of it, or will once it has time.
     assert house.told[-1] == UnloadAdapter("a")
 
 
 async def test_what_an_executor_dies_of_is_not_kept() -> None:
     house = House()
-    house.keeper.executor_ready({})
-    house.react = lambda _: house.keeper.executor_lost()
+    house.store.executor_ready({})
+    house.react = lambda _: house.store.executor_lost()
     with pytest.raises(HearthError) as caught:
         await house.ask(AddAdapter("a", "/s"))
     assert caught.value.code == "executor_failed"
-    assert house.folder.kept == house.keeper.names == []
+    assert house.folder.kept == house.store.names == []
 
 
 @pytest.mark.parametrize("served", [False, True])
 async def test_what_nobody_waits_for_any_more_is_not_kept(*, served: bool) -> None:
     house = House(*["a"] * served)
-    house.keeper.executor_ready(dict.fromkeys(house.folder.kept, ""))
+    house.store.executor_ready(dict.fromkeys(house.folder.kept, ""))
     # Its folder was taken away by hand.
     house.folder.kept.clear()
     house.react = lambda _: None
     with anyio.move_on_after(0.01) as waited:
         await house.ask(AddAdapter("a", "/s"))
     assert waited.cancelled_caught
-    assert house.folder.kept == house.keeper.names == []
+    assert house.folder.kept == house.store.names == []
     first = UnloadAdapter("a") if served else LoadAdapter("a", "/adapters/a")
     assert house.told == [first, UnloadAdapter("a")]
 
 
 async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
     house = House("a")
-    assert house.keeper.names == ["a"], "requests wait for the first executor"
+    assert house.store.names == ["a"], "requests wait for the first executor"
     await house.ask(AddAdapter("b", "/s"))
     await house.ask(RemoveAdapter("a"))
-    assert house.keeper.names == ["b"]
+    assert house.store.names == ["b"]
     assert not house.told
     # It read the folder before that.
-    house.keeper.executor_ready({"a": ""})
+    house.store.executor_ready({"a": ""})
     assert house.told == [UnloadAdapter("a"), LoadAdapter("b", "/adapters/b")]
-    assert house.keeper.names == ["b"]
+    assert house.store.names == ["b"]
 
 
 async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_executor_found() -> (
@@ -176,26 +176,26 @@ async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_e
     house = House("a")
     await house.ask(RemoveAdapter("a"))
     await house.ask(AddAdapter("a", "/other"))
-    house.keeper.executor_ready({"a": ""})
+    house.store.executor_ready({"a": ""})
     assert house.told == [UnloadAdapter("a"), LoadAdapter("a", "/adapters/a")]
-    assert house.keeper.names == ["a"]
+    assert house.store.names == ["a"]
     house.told.clear()
-    house.keeper.executor_ready({"a": ""})
+    house.store.executor_ready({"a": ""})
     assert house.told == []
 
 
 async def test_adapters_are_checked_for_the_model_whose_weights_are_served() -> None:
     house = House()
     for name, weights in (("a", "first"), ("b", "second")):
-        house.keeper.executor_ready(dict.fromkeys(house.folder.kept, ""), weights)
+        house.store.executor_ready(dict.fromkeys(house.folder.kept, ""), weights)
         await house.ask(AddAdapter(name, "/s"))
     assert house.folder.models == ["first", "second"]
 
 
 async def test_one_that_is_not_served_is_listed_with_the_reason() -> None:
     house = House("a", "b")
-    house.keeper.executor_ready({"a": "", "b": "it was changed"})
-    assert house.keeper.names == ["a"]
+    house.store.executor_ready({"a": "", "b": "it was changed"})
+    assert house.store.names == ["a"]
     found = await house.ask(ListAdapters())
     assert isinstance(found, AdapterList)
     assert [(one.name, one.problem) for one in found.adapters] == [
@@ -208,9 +208,9 @@ async def test_one_that_is_not_served_is_listed_with_the_reason() -> None:
 async def test_a_late_refusal_is_noted() -> None:
     house = House("a")
     house.react = lambda _: None
-    house.keeper.executor_ready({})
-    house.keeper.answered(AdapterAnswer("executor-1", "a", "adapter_invalid", "of another base"))
-    assert house.keeper.names == []
+    house.store.executor_ready({})
+    house.store.answered(AdapterAnswer("executor-1", "a", "adapter_invalid", "of another base"))
+    assert house.store.names == []
     assert house.events[-1] == []
 
 
@@ -219,7 +219,7 @@ async def test_one_whose_folder_is_gone_can_be_removed_and_added_again(
     asked: ControlRequest,
 ) -> None:
     house = House("a")
-    house.keeper.executor_ready({"a": ""})
+    house.store.executor_ready({"a": ""})
     house.folder.kept.clear()
     house.events.clear()
     await house.ask(asked)

@@ -8,7 +8,7 @@ State = Literal["starting", "loading", "ready", "draining", "failed"]
 STATES: tuple[State, ...] = get_args(State)
 
 
-class Life(NamedTuple):
+class ServiceState(NamedTuple):
     """Where the daemon stands; each event gives the state behind it.
 
     While it loads, `stage` says what is done, and `share` from 0 to 1 how much of that, where it is
@@ -27,37 +27,39 @@ class Life(NamedTuple):
         """Whether the executor's coming and going still changes the state."""
         return self.state not in ("draining", "failed")
 
-    def loading(self, stage: str, share: float | None) -> Life:
+    def loading(self, stage: str, share: float | None) -> ServiceState:
         """The executor has come as far as this."""
         return self._replace(state="loading", stage=stage, share=share) if self.serves else self
 
-    def ready(self) -> Life:
+    def ready(self) -> ServiceState:
         """The executor can work."""
-        return Life("ready") if self.serves else self
+        return ServiceState("ready") if self.serves else self
 
-    def lost(self, reason: str) -> Life:
+    def lost(self, reason: str) -> ServiceState:
         """The executor has ended, or is about to, and another one will start.
 
         What is refused meanwhile is so because of files, whatever became of the executor.
         """
         reason = self.reason if self.refuses else f"the executor was lost: {reason}"
-        return Life("starting", reason=reason, refuses=self.refuses) if self.serves else self
+        return (
+            ServiceState("starting", reason=reason, refuses=self.refuses) if self.serves else self
+        )
 
-    def held(self, reason: str, *, refuses: bool) -> Life:
+    def held(self, reason: str, *, refuses: bool) -> ServiceState:
         """The next executor waits for files."""
-        return Life("starting", reason=reason, refuses=refuses) if self.serves else self
+        return ServiceState("starting", reason=reason, refuses=refuses) if self.serves else self
 
-    def notes(self, reason: str) -> Life:
+    def notes(self, reason: str) -> ServiceState:
         """Why pictures cannot be served beside the text, or ""."""
         return self._replace(reason=reason) if self.state == "ready" else self
 
-    def draining(self, reason: str) -> Life:
+    def draining(self, reason: str) -> ServiceState:
         """A stop has begun; it may become more urgent."""
-        return self if self.state == "failed" else Life("draining", reason=reason)
+        return self if self.state == "failed" else ServiceState("draining", reason=reason)
 
-    def failed(self, reason: str) -> Life:
+    def failed(self, reason: str) -> ServiceState:
         """The daemon ends by this failure."""
-        return Life("failed", reason=reason)
+        return ServiceState("failed", reason=reason)
 
 
 def words(
@@ -65,7 +67,7 @@ def words(
     stage: str = "",
     share: float | None = None,
     reason: str = "",
-    refuses: bool = False,  # noqa: FBT001, FBT002 - as a Life has it
+    refuses: bool = False,  # noqa: FBT001, FBT002 - as a ServiceState has it
 ) -> str:
     """A state on one line for people: `loading: verifying, 43%`."""
     parts = [stage] if stage else []
