@@ -36,7 +36,7 @@ def memory_of_process() -> int:
 
 
 class Growth:
-    """By how much a process has grown since the first look."""
+    """Growth of the process since the first measurement."""
 
     def __init__(self, look: Callable[[], int] = memory_of_process) -> None:
         self._look = look
@@ -53,18 +53,18 @@ class Growth:
 
 _log = structlog.get_logger("hearth.door")
 _OLDEST = (4, 3, 3)
-"""Before, peers without a key can do harm: CVE-2019-13132 and CVE-2020-15166."""
+"""First release of libzmq in which peers without a key do no harm: CVE-2019-13132, CVE-2020-15166."""
 _BURST = 64
 _HELD = 64
 _HELD_BYTES = 4 << 20
 """Messages that may wait here, as ZeroMQ does not say whose is next."""
 _FRAMES = 1024
-"""Of one message, beside its pictures; who sends more is left, and so many are read in one go."""
+"""Limit of the frames of one message, beside its pictures, and of the frames read in one go."""
 _MONITOR = "inproc://handshakes"
 _FIRST = "inproc://first"
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _SILENT_S = 10.0
-"""How long a connection may say nothing, or nothing that is heard."""
+"""Seconds that a connection may go without a valid message."""
 _ID_BYTES = 5
 _IDS = 1 << 32
 _NAMED = msgspec.msgpack.encode(
@@ -109,9 +109,9 @@ def check_library(version: tuple[int, int, int], *, curve: bool) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One peer, by the descriptor that ZeroMQ has for it; `number` is 0 until it is heard.
+    """One peer, by the descriptor that ZeroMQ has for it; `number` is 0 until its first message.
 
-    One that is not heard `until` then is closed.
+    A peer that has sent no valid message at `until` is closed.
     """
 
     descriptor: int
@@ -123,7 +123,7 @@ class _Connection:
 
 
 class CurveSocket:
-    """A ROUTER in mandatory mode on a port, which it owns. A key that is taken off is not heard.
+    """A ROUTER in mandatory mode on a port, which it owns; messages of a removed key are dropped.
 
     Connections go by the routing ids that ZeroMQ itself gives them, each once, from a secret number
     on. It also takes what a peer calls itself, and ends the process when its own count comes there:
@@ -177,16 +177,16 @@ class CurveSocket:
 
     @property
     def descriptors(self) -> list[int]:
-        """Of messages, of the questions who may connect, and of who has come and left."""
+        """File descriptors of messages, of ZAP requests, and of connect and disconnect events."""
         return [self._socket.FD, self._zap.descriptor, self._monitor.FD]
 
     @property
     def idle(self) -> bool:
-        """As of a DoorSocket: nobody is here for whom ZeroMQ could take memory."""
+        """True while no connection is open, for which ZeroMQ could take memory."""
         return not self._connections
 
     def allow(self, clients: Mapping[str, str]) -> None:
-        """Let those in from now on, names by public keys; others are neither heard nor answered."""
+        """Admit these clients from now on, names by public keys; all others are dropped."""
         self._clients = clients
 
     def receive(self) -> Received | None:
@@ -215,7 +215,7 @@ class CurveSocket:
             self._held_bytes += received.size
 
     def charge(self, received: Received, seconds: float) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         self._turns.charge(received.peer, received.connection, seconds)
 
     def _receive(self) -> Received | None:
@@ -243,38 +243,38 @@ class CurveSocket:
         return None
 
     def full(self, connection: int) -> bool:  # noqa: ARG002 - as a DoorSocket has it
-        """As of a DoorSocket: ZeroMQ tells when it is sent to."""
+        """Implement DoorSocket: a full connection shows at `send`."""
         return False
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         to = self._by_number.get(connection)
         if to is None or to.key not in self._clients:
             return "gone"
         return self._send(to.routing_id, data, delimited=delimited)
 
     def session_began(self, connection: int) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         if connection in self._by_number:
             self._by_number[connection].session = True
 
     def session_ended(self, connection: int) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         if connection in self._by_number:
             self._by_number[connection].session = False
 
     def take_closed(self) -> list[int]:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         closed, self._closed = self._closed, []
         return closed
 
     def hung_up(self) -> list[int]:
-        """As of a DoorSocket: none of which `take_closed` does not tell."""
+        """Implement DoorSocket: `take_closed` gives them all."""
         self._look()
         return []
 
     def tick(self, now: float) -> None:
-        """As of a DoorSocket: who is not heard in time is left, and all where too much is taken."""
+        """Implement DoorSocket: disconnect silent peers, and all where too much memory is taken."""
         self._now = now
         self._look()
         for one in [one for one in self._connections.values() if not one.number]:
@@ -297,7 +297,7 @@ class CurveSocket:
         return counts
 
     def close(self) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         self._listener.close()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
@@ -317,7 +317,7 @@ class CurveSocket:
         return int.from_bytes(routing_id[1:], "big")
 
     def _known(self, frame: zmq.Frame, *, delimited: bool) -> _Connection | None:
-        """Whose message begins with this frame; None for one that is not to be heard."""
+        """Connection whose message begins with this frame; None for one to be dropped."""
         routing_id, key = frame.bytes, str(frame.get("User-Id"))
         if key not in self._clients:
             self._refused += 1
@@ -349,13 +349,13 @@ class CurveSocket:
         return connection
 
     def _is_given(self, routing_id: bytes) -> bool:
-        """Tell whether ZeroMQ gave this one: it counts them up, one for each who was let in."""
+        """True if ZeroMQ gave this id: it counts them up, one for each admitted peer."""
         if len(routing_id) != _ID_BYTES or routing_id[0]:
             return False
         return 0 < self._count_of(routing_id) <= self._zap.admitted
 
     def _count_of(self, routing_id: bytes) -> int:
-        """How many ZeroMQ had given with this one."""
+        """Number of routing ids that ZeroMQ had given, this one included."""
         return (int.from_bytes(routing_id[1:], "big") - self._first) % _IDS
 
     def _send(self, routing_id: bytes, data: bytes, *, delimited: bool) -> Sent:
@@ -371,7 +371,7 @@ class CurveSocket:
         return "sent"
 
     def _rest(self) -> tuple[bool, bytes, int, Sequence[memoryview]]:
-        """Whether a delimiter came, the first frame, the count of frames, and those of pictures."""
+        """Receive the rest of a message: delimiter or not, first frame, frame count, pictures."""
         more = self._socket.getsockopt(zmq.RCVMORE)
         first = self._socket.recv(zmq.NOBLOCK) if more else b""
         frames = int(bool(more))
@@ -400,7 +400,7 @@ class CurveSocket:
         return False
 
     def _look(self) -> None:
-        """Take note of who has come and who has left."""
+        """Read connect and disconnect events."""
         while True:
             try:
                 told = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))

@@ -1,19 +1,19 @@
-"""Whose message is handled next: that of whoever has cost the least; pure."""
+"""Fair queue of messages: the one whose sender has cost the least comes first; pure."""
 
 from collections import deque
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
 _KEPT = 256
-"""Of how many is remembered at the most what they have cost, beside those that wait."""
+"""Most idle senders whose cost is remembered."""
 K = TypeVar("K")
 T = TypeVar("T")
 
 
 class FairShares(Generic[K]):
-    """What each has cost, by start-time fair queuing: the next is who has cost the least.
+    """Costs of each sender by start-time fair queuing; the next is the one that has cost the least.
 
-    Whoever comes after a pause has cost as much as the one that was served last, if not more: a
+    A sender that comes after a pause has cost as much as the one that was served last, or more: a
     pause earns nothing, and cancels no debt.
     """
 
@@ -22,7 +22,7 @@ class FairShares(Generic[K]):
         self._clock = 0.0
 
     def of(self, who: K) -> float:
-        """What this one has cost, in seconds from some time on."""
+        """Cost of one sender, in seconds of virtual time."""
         return self._costs.get(who, 0.0)
 
     def come(self, who: K, waiting: Collection[K] = ()) -> None:
@@ -47,7 +47,7 @@ class FairShares(Generic[K]):
         self._costs[who] += seconds
 
     def forget(self, waiting: Collection[K]) -> None:
-        """Where there are many keep those that wait, and of the others who owes the most."""
+        """Drop the costs of idle senders where there are many, but for those that owe the most."""
         if len(self._costs) > _KEPT:
             most = sorted(self._costs, key=self._costs.__getitem__)[-_KEPT // 2 :]
             self._costs = {who: self._costs[who] for who in {*most, *waiting}}

@@ -1,4 +1,4 @@
-"""Why a message could not be decoded: the field at fault and a sentence of our own.
+"""Decoding faults: the field of a message that could not be decoded, and a sentence of our own.
 
 What could not be decoded is decoded again part by part, each beside its own type, down to the
 part that fails. Nothing is taken from the decoder's words, which change from version to version.
@@ -30,7 +30,7 @@ _MANY = 4096
 """Items of a list that is taken apart: each costs more than to decode it."""
 _SHORT_LIST = 0x90
 _LONG_LISTS = {0xDC: 2, 0xDD: 4}
-"""How msgpack begins a list, and the bytes of its length behind that."""
+"""First bytes of a msgpack list, with the bytes of its length that follow."""
 _RAW_MAP = Annotated[dict[str, Raw], Meta(max_length=_MAX_FIELDS)]
 _RAW_LIST = Annotated[list[Raw], Meta(max_length=1 << 16)]
 _TYPES: dict[str, type[msgspec.Struct]] = {
@@ -168,7 +168,7 @@ def _is_list(raw: Raw) -> bool:
 
 
 def _length(raw: Raw) -> int:
-    """How many items a list says that it has."""
+    """Number of items that a list's header gives."""
     data = memoryview(raw)
     if data[0] & 0xF0 == _SHORT_LIST:
         return data[0] & 0x0F
@@ -176,7 +176,7 @@ def _length(raw: Raw) -> int:
 
 
 def _meant(kind: Any, raw: Raw, path: str) -> Any:
-    """Of several types the one that `raw` was meant to be: by its tag, or for being a list.
+    """Pick the type of a union that `raw` was meant to be: by its tag, or for being a list.
 
     Raises HearthError for a tag that none of them has.
     """
@@ -205,7 +205,7 @@ def _plain(kind: Any) -> Any:
 
 
 def _decoded(kind: Any, raw: bytes | Raw | None) -> Any:
-    """What `raw` says, None where it is missing or no `kind`."""
+    """Value of `raw`; None where it is missing or no `kind`."""
     try:
         return None if raw is None else _decoder(kind).decode(raw)
     except DECODE_ERRORS:
@@ -219,7 +219,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @cache
 def _most(kind: Any) -> int | None:
-    """How many items a list of this type may have; None for any number."""
+    """Most items of a list of this type; None for any number."""
     found = inspect.type_info(kind)
     return found.max_length if isinstance(found, inspect.ListType) else None
 
@@ -230,7 +230,7 @@ def _decoder(kind: Any) -> Decoder[Any]:
 
 
 def describe(kind: inspect.Type) -> str:
-    """What a value of this type is, in words."""
+    """Describe a value of this type in words."""
     if isinstance(kind, inspect.UnionType):
         kinds = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
         return " or ".join(dict.fromkeys(map(describe, kinds)))

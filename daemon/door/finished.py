@@ -1,4 +1,4 @@
-"""What is known of a generation once it has ended: one record for all who count, log or draw."""
+"""Record of a finished generation, for metrics, log and traces alike."""
 
 import time
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def finished(request: OpenRequest, name: str, reason: str, *, failed: bool) -> F
 
 
 def images_of(request: OpenRequest) -> ImageUsage | None:
-    """What is known of a request's images; None where it has none."""
+    """Usage of a request's images; None where it has none."""
     if not request.images:
         return None
     embedded, times = request.embedded, ImageTimes()
@@ -144,5 +144,5 @@ def _told_of_images(ended: FinishedRequest) -> dict[str, float]:
 
 
 def milliseconds(seconds: float) -> float:
-    """As people and clients are told times: to a microsecond."""
+    """Milliseconds as people and clients get them, to a microsecond."""
     return round(seconds * 1000, 3)

@@ -41,30 +41,30 @@ from hearth_client.protocol import Error
 
 
 class Waker:
-    """Rung by descriptors that are readable; for one task, which reads them all before it waits.
+    """Wakes one task, which reads all watched descriptors before it waits, when one is readable.
 
-    A descriptor that has not been read out rings on.
+    A descriptor that has not been drained wakes it again.
     """
 
     def __init__(self) -> None:
         self._woken = anyio.Event()
 
     def watch(self, *descriptors: int) -> None:
-        """Ring while one of them is readable."""
+        """Wake while one of these descriptors is readable."""
         for descriptor in descriptors:
             asyncio.get_running_loop().add_reader(descriptor, self.wake)
 
     def unwatch(self, *descriptors: int) -> None:
-        """Ring no more for these, which are about to be closed."""
+        """Stop watching these descriptors, which are about to be closed."""
         for descriptor in descriptors:
             asyncio.get_running_loop().remove_reader(descriptor)
 
     def wake(self) -> None:
-        """End the wait that goes on, or the next one."""
+        """End the current wait, or the next one."""
         self._woken.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait until it rings, `seconds` at most."""
+        """Wait until woken, `seconds` at most."""
         timer = asyncio.get_running_loop().call_later(seconds, self.wake)
         try:
             await self._woken.wait()
@@ -75,23 +75,23 @@ class Waker:
 
 _log = structlog.get_logger("hearth.door")
 _SLICE_S = 0.002
-"""For so long one side has its turn, before the other side and the rest of the loop have theirs.
+"""Time slice of one side, before the other side and the rest of the loop have theirs.
 
 What a message takes beyond that its side owes to turns that come.
 """
 _TICK_S = 0.1
-"""Between two looks at what is due, while anything is."""
+"""Seconds between two checks for due work, while there is any."""
 _LEASES_S = 0.4
-"""The same where there are sessions that ask for nothing: the clock of leases wants to be read."""
+"""Seconds between two checks with idle sessions alone: the clock of leases has to be read."""
 _IDLE_S = 60.0
-"""The same where there is nobody."""
+"""Seconds between two checks without sessions."""
 _REPORT_S = 1.0
 _REFUSED_S = 60.0
-"""Between two lines of the log about those who are refused."""
+"""Seconds between two log lines about refused connections."""
 _BEHIND_S = 0.01
-"""Between two looks whether a client reads again, of which ZeroMQ does not always tell."""
+"""Seconds between two sends to a client that does not read, as ZeroMQ does not always tell."""
 _DRAIN_POLLS = 100
-"""How often a stop looks, that far apart, whether all have taken their last answers."""
+"""Number of times that a stop tries to send last answers, `_BEHIND_S` apart."""
 
 
 class FrontDoor:
@@ -170,7 +170,7 @@ class FrontDoor:
         facts: DoorFacts | None = None,
         metrics: ExecutorMetrics | None = None,
     ) -> None:
-        """Take note of the daemon's state, of new facts about the service or of its work."""
+        """Update the daemon's state, the facts of the service or the executor's metrics."""
         if service_state is not None:
             self._state.service_state = service_state
             if service_state.serves:
@@ -190,7 +190,7 @@ class FrontDoor:
 
     @property
     def epoch(self) -> str:
-        """What tells this run of the daemon from others."""
+        """Identifier of this run of the daemon."""
         return self._state.epoch
 
     @property
@@ -227,7 +227,7 @@ class FrontDoor:
             self._tracker.stop(request, code, message)
 
     async def load(self) -> SchedulerReport | None:
-        """What the scheduler holds now; None where it does not say so in time."""
+        """Ask the scheduler for its load; None where it does not answer in time."""
         reported = self._state.reported
         if self._tracker.ask_load():
             with anyio.move_on_after(_REPORT_S):
@@ -276,7 +276,7 @@ class FrontDoor:
         return settings if self._sees else settings.of_text()
 
     async def _drain_outboxes(self) -> None:
-        """End what is open, and let clients that are behind take their last answers."""
+        """End what is open, and send last answers to clients that are behind."""
         self._end_open()
         for _ in range(_DRAIN_POLLS):
             if not self._flush():
@@ -288,14 +288,14 @@ class FrontDoor:
             self._tracker.stop(request, "shutting_down", "the daemon stops: try again later")
 
     def _flush(self) -> bool:
-        """Send what waits; whether some of it still does."""
+        """Send waiting answers; True if some still wait."""
         for session in self._tracker.delivery.behind:
             self._tracker.delivery.flush(session)
         self._tracker.abandon_lost()
         return bool(self._tracker.delivery.behind)
 
     async def _serve(self) -> None:
-        """The one loop: whatever is due, then one turn for either side, then a wait."""
+        """Run the loop: due work, then a time slice for each side, then a wait."""
         due = 0.0
         while not self._stopping:
             now = time.monotonic()
@@ -313,7 +313,7 @@ class FrontDoor:
 
     @property
     def _idle_s(self) -> float:
-        """How long nothing will be due; 0 where it may be at any time."""
+        """Seconds for which nothing is due; 0 where work may be due at any time."""
         sessions = self._tracker.sessions
         if sessions.busy or self._tracker.unsent or not self._state.service_state.serves:
             return 0.0
@@ -322,7 +322,7 @@ class FrontDoor:
         return _LEASES_S if len(sessions) else _IDLE_S
 
     def _take_answers(self) -> bool:
-        """Pass on what actors have answered, for a slice of time; whether there may be more."""
+        """Pass on actors' messages for a slice of time; True if there may be more."""
         until = time.thread_time() + _SLICE_S
         while time.thread_time() < until:
             message = self._inbox.receive_nowait()
@@ -332,7 +332,7 @@ class FrontDoor:
         return True
 
     def _take_requests(self) -> bool:
-        """Handle what clients have sent, for a slice of time; whether there may be more."""
+        """Handle clients' messages for a slice of time; True if there may be more."""
         self._left_s = min(self._left_s, 0.0) + _SLICE_S
         now = time.thread_time()
         while self._left_s > 0:

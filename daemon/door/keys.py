@@ -32,7 +32,7 @@ class Keys:
 
 
 def keys_folder(setting: str, environ: Mapping[str, str]) -> Path:
-    """Where keys lie: as set, else with the service's state, else with the user's settings."""
+    """Folder of the keys: as set, else in the service's state, else in the user's settings."""
     if setting:
         return Path(setting)
     states = environ.get("STATE_DIRECTORY", "")

@@ -32,11 +32,11 @@ class Listener:
 
     @property
     def descriptor(self) -> int:
-        """Readable while somebody waits to be accepted."""
+        """Descriptor that is readable while a connection waits to be accepted."""
         return self._listening.fileno()
 
     def accept(self) -> socket.socket:
-        """The next connection; raises OSError, BlockingIOError where nobody waits."""
+        """Accept the next connection; raises OSError, BlockingIOError where none waits."""
         return self._listening.accept()[0]
 
     def close(self) -> None:
@@ -176,7 +176,7 @@ def _take_lock(path: Path) -> int:
 def bind_file(path: Path, umask: int) -> socket.socket:
     """Listen at `path`, whose mode is what `umask` leaves; no second process may do so meanwhile.
 
-    Raises `socket_unusable`, or `already_running` where somebody listens.
+    Raises `socket_unusable`, or `already_running` where another process listens.
     """
     _check_length(path)
     try:
@@ -198,7 +198,7 @@ def bind_file(path: Path, umask: int) -> socket.socket:
 
 
 def _remove_leftover(path: Path) -> None:
-    """Remove a socket file that nobody listens on; the lock must be held."""
+    """Remove a socket file without a listener; the lock must be held."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:

@@ -35,7 +35,7 @@ _EVENTS = 16
 _ACCEPTS = 16
 _LOOK = 64
 _TAKEN = 8
-"""Events of connections that were told of, until it is seen who else has something to say."""
+"""Events of known connections that are handled between two polls."""
 _REPLIES_BYTES = 1024
 """PONGs that may wait for a peer that does not read; more are dropped."""
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
@@ -116,21 +116,21 @@ class LocalSocket:
 
     @property
     def descriptors(self) -> list[int]:
-        """As of a DoorSocket: one, that of all connections."""
+        """Implement DoorSocket: one descriptor, the epoll of all connections."""
         return [self._epoll.fileno()]
 
     @property
     def pending(self) -> bool:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return bool(self._turns)
 
     @property
     def idle(self) -> bool:
-        """As of a DoorSocket: nobody shakes hands, and all that come are accepted."""
+        """Implement DoorSocket: no handshake goes on, and all new connections are accepted."""
         return self._accepts and not (self._accepted or self._handshakes)
 
     def receive(self) -> Received | None:
-        """As of a DoorSocket; next is the connection that has cost the least."""
+        """Implement DoorSocket; the connection that has cost the least is next."""
         for _ in range(_EVENTS):
             if not (self._until_look and self._turns):
                 self._look()
@@ -149,19 +149,19 @@ class LocalSocket:
         return None
 
     def charge(self, received: Received, seconds: float) -> None:
-        """As of a DoorSocket; what it took to read counts already."""
+        """Implement DoorSocket; the time to read it is counted already."""
         self._turns.charge(received.peer, received.connection, seconds)
 
     def full(self, connection: int) -> bool:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         to = self._connections.get(connection)
         if to is not None and to.unsent:
-            # The end of the daemon does not look any more who takes more.
+            # At the end of the daemon nothing polls for writable connections any more.
             self._flush(to)
         return connection in self._connections and to is not None and bool(to.unsent)
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
-        """As of a DoorSocket: one call of the system for each answer."""
+        """Implement DoorSocket: one system call for each answer."""
         to = self._connections.get(connection)
         if to is None:
             return "gone"
@@ -183,28 +183,28 @@ class LocalSocket:
         return "sent"
 
     def session_began(self, connection: int) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         self._strangers.pop(connection, None)
 
     def session_ended(self, connection: int) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         known = self._connections.get(connection)
         if known is not None:
             self._strangers[connection] = known
 
     def take_closed(self) -> list[int]:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         closed, self._closed = self._closed, []
         return closed
 
     def hung_up(self) -> list[int]:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         told = self._epoll.poll(0, len(self._connections) + 1)
         left = [descriptor for descriptor, events in told if events & _LEFT]
         return [self._by_descriptor[one].number for one in left if one in self._by_descriptor]
 
     def tick(self, now: float) -> None:
-        """As of a DoorSocket: who does not shake hands in time is left."""
+        """Implement DoorSocket: disconnect peers whose handshake takes too long."""
         self._handshakes.extend((now + self._handshake_s, one) for one in self._accepted)
         self._accepted.clear()
         while self._handshakes and self._handshakes[0][0] <= now:
@@ -216,7 +216,7 @@ class LocalSocket:
             self._epoll.modify(self._listener.descriptor, _IN)
 
     def close(self) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         self._epoll.unregister(self._listener.descriptor)
         self._listener.close()
         ends = time.monotonic() + FLUSH_S
@@ -235,7 +235,7 @@ class LocalSocket:
         self._epoll.close()
 
     def _look(self) -> None:
-        """See who has connected, who can be read and who takes more."""
+        """Poll for new connections, and for those that can be read or written."""
         for descriptor, events in self._epoll.poll(0, _LOOK):
             connection = self._by_descriptor.get(descriptor)
             if connection is None:
@@ -396,12 +396,12 @@ class LocalSocket:
         return next(one for one in self._strangers.values() if one.uid == most)
 
     def _no_room(self, error: OSError) -> None:
-        """Make room for one that waits to be accepted, or let it wait for a while."""
+        """Free a place for a connection that waits to be accepted, or let it wait for a while."""
         if self._strangers:
             self._close(self._least())
             return
         _log.warning("no connection could be taken", reason=error.strerror)
-        # It would be told of without a pause.
+        # The poll would return at once, again and again.
         self._accepts = False
         self._epoll.modify(self._listener.descriptor, 0)
 

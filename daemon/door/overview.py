@@ -1,4 +1,4 @@
-"""Who is connected and what is open now, as the daemon's owner sees it; no text of requests."""
+"""Overview of clients and open requests for the daemon's owner; without text of requests."""
 
 import msgspec
 
@@ -46,7 +46,7 @@ def generations(sessions: Sessions) -> list[OpenRequest]:
 
 
 def running_request(one: OpenRequest, state: DoorState, now: float) -> RunningRequest:
-    """What is told of one open generation."""
+    """Report of one open generation."""
     return RunningRequest(
         state.request_id(one.rid),
         one.session.client,

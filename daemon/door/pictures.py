@@ -52,7 +52,7 @@ class Pictures:
 
     @property
     def bytes(self) -> int:
-        """What pictures take of the arena now."""
+        """Bytes of the arena that pictures take now."""
         return self._slots.used
 
     def reserve(self, frames: Sequence[memoryview], own: int, share: float) -> list[Slot]:
@@ -143,7 +143,7 @@ def _visual(
 
 
 def _header(field: str, picture: protocol.Picture, frame: memoryview, most: int) -> Picture:
-    """What a picture is, by its first bytes or as the client says; nothing is decoded."""
+    """Read a picture's header, from its first bytes or the client's message; nothing is decoded."""
     if len(frame) > most:
         text = f"{field} has {len(frame)} bytes: the limit is {most}"
         raise HearthError("image_too_large", text, field)

@@ -1,4 +1,4 @@
-"""What actors answer, as messages to clients."""
+"""Messages of actors, turned into answers to clients."""
 
 import time
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from hearth_client.protocol import ExecutorReport
 def executor_report(metrics: ExecutorMetrics) -> ExecutorReport:
     """The report of an executor, each figure by its name.
 
-    Speculation and images are told of where there were some.
+    Speculation and images are reported where there were any.
     """
     report = msgspec.convert(metrics, ExecutorReport, from_attributes=True)
     if not metrics.speculation.rounds:
@@ -40,13 +40,13 @@ def executor_report(metrics: ExecutorMetrics) -> ExecutorReport:
 
 
 _MAX_TEXT_BYTES = 7 << 20
-"""Of a detokenized text: clients are told that no answer has more than 8 MiB."""
+"""Most bytes of a detokenized text: no answer to a client has more than 8 MiB."""
 
 
 class ActorMessageHandler:
     """Handles one actor message at a time; requests that have ended get nothing more.
 
-    `on_step` hears of each step behind the clients.
+    `on_step` is called with each step after the clients got theirs.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ActorMessageHandler:
         if request is None:
             return
         if not request.accepted or (request.images and request.embedded is None):
-            # Two actors write to the door's inbox: tokens may overtake the scheduler's words.
+            # Two actors write to the door's inbox: tokens may overtake the scheduler's message.
             request.early.append(arrived)
             return
         if row.tokens or row.text:
@@ -177,7 +177,7 @@ class ActorMessageHandler:
             self._state.metrics,
             self._state.service_state,
         )
-        # The client may hear of an end before the scheduler does.
+        # The client may learn of an end before the scheduler does.
         open_now = sum(one.accepted for one in self._tracker.sessions.open_requests)
         counted = {"rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
@@ -202,7 +202,7 @@ class ActorMessageHandler:
 
 
 def _field_of(request: sessions.OpenRequest, field: str | None) -> str | None:
-    """What the client calls the image that actors call `images[k]`."""
+    """Client's name of the image that actors call `images[k]`."""
     known = {f"images[{number}]": name for number, name in enumerate(request.images)}
     return known.get(field or "", field)
 

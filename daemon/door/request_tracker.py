@@ -1,4 +1,4 @@
-"""Work to the actors, and for every request exactly one terminal answer."""
+"""Request tracker: work to the actors, and exactly one terminal answer for every request."""
 
 import time
 from collections import deque
@@ -40,11 +40,11 @@ from hearth_client.running_clock import RunningClock
 _OUTBOX_ANSWERS = 1024
 """Answers that may wait for one client; more, and its session ends."""
 _OUTBOX_BYTES = 16 << 20
-"""The same for their bytes, which the end of what a slow client asked for should have kept."""
+"""Bytes of answers that may wait for one client; ending its requests should have kept to it."""
 
 
 class Delivery:
-    """Sends answers in order; notes whose clients are gone or do not read at all."""
+    """Sends answers in order; notes sessions whose clients are gone or do not read at all."""
 
     def __init__(
         self, socket: DoorSockets, settings: Reloadable[DoorSettings], clock: RunningClock
@@ -62,7 +62,7 @@ class Delivery:
         return list(self._behind.values())
 
     def take_lost(self) -> list[tuple[Session, str]]:
-        """Sessions that answers no longer reach, and why; each is told of once."""
+        """Sessions that answers no longer reach, and why; each is returned once."""
         lost, self._lost = list(self._lost.values()), {}
         return lost
 
@@ -102,7 +102,7 @@ class Delivery:
         return max(self._behind.values(), key=lambda one: one.outbox.bytes)
 
     def too_slow(self, session: Session) -> bool:
-        """Whether a client's reading is beyond the bounds."""
+        """True if a client's unread answers exceed the limits in bytes or in time."""
         outbox = session.outbox
         if not outbox:
             return False
@@ -140,13 +140,13 @@ class Delivery:
 
 _log = structlog.get_logger("hearth.door")
 OWN_REPORT = 0
-"""In place of a request's number: no request has it."""
+"""Number in place of a request's; no request has it."""
 
 
 class RequestTracker:
     """Posts to the actors' mailboxes and ends requests; owns sessions and delivery.
 
-    `listeners` hear of each generation that has ended; a fault of theirs is logged.
+    `listeners` are called with each generation that has ended; their exceptions are logged.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class RequestTracker:
         self._post(request, self._to_scheduler, message)
 
     def ask_load(self) -> bool:
-        """Ask the scheduler for a report to the daemon itself; whether it could be asked."""
+        """Ask the scheduler for a report to the daemon itself; False where its mailbox is full."""
         try:
             self._to_scheduler.post(AskReport(OWN_REPORT))
         except HearthError:
@@ -210,7 +210,7 @@ class RequestTracker:
             self._record(request, reason, "cancelled" if reason == "cancelled" else "completed")
 
     def cancel(self, request: OpenRequest) -> None:
-        """End a generation at once as `cancelled`, then tell the actors."""
+        """End a generation at once as `cancelled`, then notify the actors."""
         self.done(request, "cancelled")
         self._drop_work(request)
 
@@ -222,7 +222,7 @@ class RequestTracker:
         field: str | None = None,
         ahead: int = 0,
     ) -> None:
-        """End a request with an error; `ahead` others have to go before there is room for it."""
+        """End a request with an error; `ahead` others have to end before it could be admitted."""
         if self.sessions.close(request):
             error = Error(id=request.id, code=code, message=message, field=field or "")
             error.retry_after_s = self.retry_after_s(code, request.session, ahead)
@@ -239,7 +239,7 @@ class RequestTracker:
         self.retry_after.executor(time.monotonic(), ready=ready, working=working)
 
     def retry_after_s(self, code: str, session: Session | None, ahead: int = 0) -> float | None:
-        """When one that is refused with `code` may come again; None where waiting is vain."""
+        """Seconds until a request refused with `code` may be retried; None where that is vain."""
         return self.retry_after.after(
             code,
             session.number if session else 0,
@@ -250,7 +250,7 @@ class RequestTracker:
         )
 
     def stop(self, request: OpenRequest, code: str, message: str) -> None:
-        """End a request with an error of the front door's own, then tell the actors."""
+        """End a request with an error of the front door's own, then notify the actors."""
         self.fail(request, code, message)
         self._drop_work(request)
 
@@ -273,7 +273,7 @@ class RequestTracker:
             self.abandon(session, "slow_client")
 
     def abandon(self, session: Session, reason: str) -> None:
-        """End a session whose client cannot be told any more; a second time does nothing."""
+        """End a session whose client cannot be reached any more; a second call does nothing."""
         if self.sessions.get(session.connection) is not session:
             return
         self._socket.session_ended(session.connection)
@@ -300,9 +300,9 @@ class RequestTracker:
         self._abandon_at(self._socket.take_closed())
 
     def make_room(self, peer: str, *, pins: bool = False) -> bool:
-        """End the session that gives way so that `peer` has a place, or may pin; whether one did.
+        """End an idle session so that `peer` can connect, or pin; True if one was ended.
 
-        Its client hears of it when it asks for something.
+        Its client learns of it with its next message.
         """
         session = self.sessions.giving_way(peer, pins=pins)
         if session is None:
@@ -313,7 +313,7 @@ class RequestTracker:
         return True
 
     def probe_idle_sessions(self) -> None:
-        """End also those of clients that have left, though not all that they said was heard."""
+        """End sessions whose clients have hung up, even where messages of theirs are unread."""
         self._abandon_at(self._socket.hung_up())
         self.abandon_closed()
 
@@ -325,11 +325,11 @@ class RequestTracker:
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits for `retry_cancels`."""
+        """True if messages wait for `retry_cancels`."""
         return bool(self._unsent)
 
     def retry_cancels(self) -> None:
-        """Post the cancels, and word of clients that have gone, that found a full mailbox."""
+        """Post again cancels, and notices of clients that left, that found a full mailbox."""
         for _ in range(len(self._unsent)):
             self._post_for_sure(*self._unsent.popleft())
 

@@ -1,4 +1,4 @@
-"""What clients send: checked, admitted or refused, and passed on as work."""
+"""Messages of clients: checked, admitted or refused, and passed on as work."""
 
 import time
 from collections import deque
@@ -270,7 +270,7 @@ class ClientMessageHandler:
         frames: Sequence[memoryview],
         asked: Prepare | Convert,
     ) -> None:
-        """Ask the tokenizer, once pictures are in the arena; no room for them ends the request."""
+        """Ask the tokenizer, once pictures are in the arena; a full arena ends the request."""
         if not frames or self._state.pictures is None:
             self._tracker.ask_tokenizer(request, asked)
             return
@@ -292,11 +292,11 @@ class ClientMessageHandler:
 
     @property
     def filling(self) -> bool:
-        """Whether pictures wait for their turn to be brought into the arena."""
+        """True if pictures wait to be copied into the arena."""
         return bool(self._filling)
 
     def fill_one(self) -> bool:
-        """Bring one picture into the arena; False where none waits.
+        """Copy one picture into the arena; False where none waits.
 
         Others have their turn in between: a request may have many, and each is a copy.
         """

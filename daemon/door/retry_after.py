@@ -1,4 +1,4 @@
-"""When those who are refused may come again, by what the front door sees; no clock, no I/O."""
+"""Retry times of refused clients, from what the front door observes; no clock, no I/O."""
 
 from bisect import bisect_right, insort
 from collections import Counter, deque
@@ -8,20 +8,19 @@ from hearth.runtime.ewma import Ewma
 
 LEAST_S = 0.05
 MOST_S = 60.0
-"""What is tolfrom hearth.actors.settings import PolicySettings, Reloadable
-d is between these."""
+"""Bounds of every retry time, in seconds."""
 GRACE_S = 0.5
-"""How long after its time a place is kept for who was told to come."""
+"""Seconds past its retry time that a place is kept for a client."""
 _WINDOW = 64
 _GUESS_S = 0.1
 _LOAD_GUESS_S = 5.0
 _TICKETS_PER_CLIENT = 4
 _KEPT_SHARE = 4
-"""At most a fourth of the queue is kept for those who were told to come: not all of them do."""
+"""At most a fourth of the queue is kept for retries: not all clients retry."""
 _APART = 1.1
-"""Times are told so much further apart than places free, which they do at random."""
+"""Retry times are so much further apart than places free, which they do at random."""
 _MEMORY = 32
-"""Over how many who were told to come it is seen whether they do, exponentially."""
+"""Number of retry times over which the share of clients that retry is averaged, exponentially."""
 
 
 class Pace:
@@ -34,12 +33,12 @@ class Pace:
         self._since: float | None = None
 
     def works(self, now: float, *, working: bool) -> None:
-        """There is work from now on, or none."""
+        """Start, or stop, to count time as time with work."""
         self._worked_s = self._worked(now)
         self._since = now if working else None
 
     def ended(self, now: float) -> None:
-        """Something came to its end."""
+        """Count one end."""
         self._ends.append(self._worked(now))
 
     def seconds(self, now: float) -> float:
@@ -53,25 +52,25 @@ class Pace:
 
 
 class RetryAfter:
-    """Tells everyone who is refused a time of its own, and keeps a place for it then.
+    """Gives every refused client a retry time of its own, and keeps a place for it then.
 
-    Places free at the pace at which generations end, one for each of those who were told a time,
-    behind those who were told before. Who comes when nobody has told it to leaves those places
-    that are kept, so that a client which asks without rest does not take them from one that waits
-    as told. A client is known by its session's number, times are seconds of the monotonic clock.
+    Places free at the pace at which generations end, one for each retry time, in their order. A
+    client that comes without a retry time does not get a place that is kept, so that one which
+    asks without rest takes none from one that waits. A client is known by its session's number,
+    times are seconds of the monotonic clock.
     """
 
     def __init__(self, queue: Reloadable[PolicySettings], now: float) -> None:
         self._queue = queue
         self._requests, self._clients = Pace(), Pace()
         self._clients.works(now, working=True)
-        # When each is told to come, and who.
+        # Retry times, each with its client.
         self._tickets: list[tuple[float, int]] = []
         self._held: Counter[int] = Counter()
         self._share_that_comes = Ewma(1 / _MEMORY, 1.0)
-        # When the last was told to come that had come as told before.
+        # Newest retry time of a client that had retried in time before.
         self._second = 0.0
-        # When the last request of a client was told to come that has too many open.
+        # Newest retry time of each client that has too many requests open.
         self._own: dict[int, float] = {}
         self._ready = False
         self._lost_at = now
@@ -79,22 +78,22 @@ class RetryAfter:
         self._stops_at: float | None = None
 
     def works(self, now: float, *, working: bool) -> None:
-        """Generations are open, or none is."""
+        """Note if generations are open."""
         self._requests.works(now, working=working and self._ready)
 
     def ended(self, now: float) -> None:
-        """A generation that had been accepted has ended."""
+        """Note the end of an accepted generation."""
         self._requests.ended(now)
 
     def client_left(self, client: int, now: float) -> None:
-        """A session has ended."""
+        """Note the end of a session."""
         self._clients.ended(now)
         self._own.pop(client, None)
         for ticket in [one for one in self._tickets if one[1] == client]:
             self._remove(ticket)
 
     def executor(self, now: float, *, ready: bool, working: bool) -> None:
-        """An executor is ready, or there is none; `working` where generations are open."""
+        """Note if an executor is ready; `working` where generations are open."""
         if ready and not self._ready:
             self._load_s = now - self._lost_at
         elif self._ready and not ready:
@@ -103,11 +102,11 @@ class RetryAfter:
         self.works(now, working=working)
 
     def stops(self, ended: float) -> None:
-        """The daemon will have stopped at `ended`."""
+        """Note that the daemon will have stopped at `ended`."""
         self._stops_at = ended
 
     def admits(self, client: int, free: int, now: float) -> bool:
-        """Whether a client may have one of the `free` places of the queue; its turn is used up."""
+        """True if a client may take one of `free` places of the queue; uses up its retry time."""
         while self._tickets and self._tickets[0][0] < now - GRACE_S:
             self._note(self._tickets[0], came=False)
         due = self._due(now)
@@ -118,16 +117,16 @@ class RetryAfter:
         if free <= min(len(due), self._queue.current.queue_requests // _KEPT_SHARE):
             return False
         if client in self._held:
-            # It need not come again for this one.
+            # It needs no retry time for this one any more.
             self._remove(next(one for one in reversed(self._tickets) if one[1] == client))
         return True
 
     def after(
         self, code: str, client: int, now: float, *, ahead: int = 0, own: int = 1, open_now: int = 1
     ) -> float | None:
-        """Seconds after which one that is refused with `code` may come; None where waiting is vain.
+        """Seconds after which a client refused with `code` may retry; None where that is vain.
 
-        `ahead` requests have to go first where that is known; `own` of `open_now` generations are
+        `ahead` requests have to end first where that is known; `own` of `open_now` generations are
         the client's.
         """
         match code:
@@ -159,13 +158,13 @@ class RetryAfter:
         each = self._requests.seconds(now)
         begins = now + self._until_ready(now)
         if mine := [one for one in self._due(now) if one[1] == client]:
-            # It came as told and there was no room: it goes before those who are told later.
+            # It retried in time and found no place: it goes before those that retry later.
             self._remove(mine[0])
             at = self._second = max(self._second, begins) + each
         elif self._held[client] >= _TICKETS_PER_CLIENT:
             return max(at for at, who in self._tickets if who == client) - now
         else:
-            # Where many do not come as told, more are told to.
+            # Where many do not retry, more get a time.
             last = self._tickets[-1][0] if self._tickets else 0.0
             last += _APART * each * self._share_that_comes.value
             at = min(max(last, begins + ahead * each), begins + MOST_S)
@@ -187,5 +186,5 @@ class RetryAfter:
             del self._held[ticket[1]]
 
     def _until_ready(self, now: float) -> float:
-        """As long as the last executor took to load; beyond that, as long again as it is late."""
+        """Seconds that the last executor took to load; beyond that, as long again as it is late."""
         return 0.0 if self._ready else max(abs(self._lost_at + self._load_s - now), LEAST_S)

@@ -85,7 +85,7 @@ def _bytes_of(answer: Answer) -> int:
 
 
 def _bytes_in(answer: Answer) -> int:
-    """What an answer holds beside itself."""
+    """Bytes of an answer's content."""
     if isinstance(answer, Delta):
         numbers = sum(1 + len(token.top) for token in answer.logprobs)
         ids = _TOKEN_BYTES * len(answer.tokens)
@@ -100,7 +100,7 @@ Kind = Literal["generate", "convert", "status"]
 
 @dataclass(slots=True)
 class StepRow:
-    """What one engine step gave a request, when the step ended, and how long its text took."""
+    """Output of one engine step for one request, with the step's end and the detokenize time."""
 
     row: RowDelta
     ended: float
@@ -179,7 +179,7 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has a place and waits for nothing."""
+        """True if the session counts against the limit of clients and waits for nothing."""
         return not (self.status_only or self.open or self.outbox)
 
 
@@ -187,7 +187,7 @@ class Sessions:
     """All sessions and open requests; request ids are per session, `rid` counts them all.
 
     Whoever gets a request back from `close` owns its terminal answer, so there is exactly one.
-    `release` is told which slots a request that was closed had.
+    `release` is called with the slots of a request that was closed.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Sessions:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is without a terminal answer."""
+        """True if any request is without a terminal answer."""
         return bool(self._by_rid)
 
     @property
@@ -246,7 +246,7 @@ class Sessions:
 
     @property
     def full(self) -> bool:
-        """Whether all places are taken."""
+        """True if no further client can connect."""
         return len(self._by_connection) >= self._settings.current.clients
 
     def greet(
@@ -290,7 +290,7 @@ class Sessions:
         return session
 
     def renew(self, session: Session, now: float) -> None:
-        """Start the lease again: the client has given a sign of life."""
+        """Start the lease again: the client has sent something."""
         session.expires = now + session.lease_s
 
     def admit(

@@ -14,7 +14,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
     for `slow_s`, or more than `unread_share` of `client_memory_mb` waits for all clients and the
     most of it for this one; `send_mark` answers lie with ZeroMQ on TCP, beside these. `answer_s`
     bounds the wait for other actors where a request sets no deadline of its own. On TCP, where
-    ZeroMQ does not tell what it holds, the process may grow by `client_memory_mb`.
+    ZeroMQ does not report what it holds, the process may grow by `client_memory_mb`.
     """
 
     socket: Annotated[

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple, Protocol
 
 Sent = Literal["sent", "full", "gone"]
 ANSWERED_SIZE = 2
-"""Frames up to this multiple of the limit are answered; who sends larger ones is left."""
+"""Multiple of the limit up to which frames are answered; larger ones end the connection."""
 FLUSH_S = 0.5
-"""At the end, how long the last answers may take to leave."""
+"""Seconds that the last answers may take to leave at the end."""
 
 
 class Received(NamedTuple):
@@ -36,43 +36,43 @@ class Received(NamedTuple):
 
 
 class DoorSocket(Protocol):
-    """One of them; owned by one thread."""
+    """A socket for clients, owned by one thread."""
 
     @property
     def descriptors(self) -> list[int]:
-        """Tell of changes: drain `receive` before a wait for them, and after every `send`."""
+        """Descriptors to wait for: drain `receive` before a wait, and after every `send`."""
 
     @property
     def pending(self) -> bool:
-        """Whether `receive` gave None only for the sake of others: it is to be asked again."""
+        """True if `receive` gave None only for fairness: it has to be called again."""
 
     @property
     def idle(self) -> bool:
-        """Whether `tick` has nothing to do until a descriptor tells of news."""
+        """True if `tick` has nothing to do until a descriptor is readable."""
 
     def receive(self) -> Received | None:
         """The next message, None when there is none now."""
 
     def charge(self, received: Received, seconds: float) -> None:
-        """Count what a message has taken: those of who has cost the least are received first."""
+        """Count a message's time for its sender: those that have cost less are received first."""
 
     def full(self, connection: int) -> bool:
-        """Tell whether it is known that `send` would find no room; to be asked before each."""
+        """True if `send` is known to find a full connection; to be called before each."""
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
         """Send one frame to a connection without waiting: it may be full, or gone."""
 
     def session_began(self, connection: int) -> None:
-        """Keep a connection where others have to leave."""
+        """Keep a connection where others are closed."""
 
     def session_ended(self, connection: int) -> None:
-        """Keep it no longer."""
+        """Let a connection be closed again where others are."""
 
     def take_closed(self) -> list[int]:
         """Connections with sessions that have ended since the last call."""
 
     def hung_up(self) -> list[int]:
-        """Connections whose peers have left, though not all that they said has been received."""
+        """Connections whose peers have left, even where messages of theirs are unread."""
 
     def tick(self, now: float) -> None:
         """Close what is overdue by the door's running clock, in seconds; often while not idle."""

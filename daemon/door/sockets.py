@@ -26,17 +26,17 @@ class DoorSockets:
 
     @property
     def descriptors(self) -> list[int]:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return [descriptor for one in self._all for descriptor in one.descriptors]
 
     @property
     def pending(self) -> bool:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return any(one.pending for one in self._all)
 
     @property
     def idle(self) -> bool:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return all(one.idle for one in self._all)
 
     @property
@@ -45,7 +45,7 @@ class DoorSockets:
         return self._local.overweight + (self.tcp.overweight if self.tcp else 0)
 
     def receive(self) -> Received | None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         for number in sorted(range(len(self._all)), key=self._costs.of):
             received = self._all[number].receive()
             if received is not None:
@@ -54,42 +54,42 @@ class DoorSockets:
         return None
 
     def charge(self, received: Received, seconds: float) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         number = received.connection % _SOCKETS
         self._costs.charge(number, seconds)
         self._all[number].charge(received, seconds)
 
     def full(self, connection: int) -> bool:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return self._of(connection).full(connection)
 
     def send(self, connection: int, data: bytes, *, delimited: bool) -> Sent:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return self._of(connection).send(connection, data, delimited=delimited)
 
     def session_began(self, connection: int) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         self._of(connection).session_began(connection)
 
     def session_ended(self, connection: int) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         self._of(connection).session_ended(connection)
 
     def take_closed(self) -> list[int]:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return [connection for one in self._all for connection in one.take_closed()]
 
     def hung_up(self) -> list[int]:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         return [connection for one in self._all for connection in one.hung_up()]
 
     def tick(self, now: float) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         for one in self._all:
             one.tick(now)
 
     def close(self) -> None:
-        """As of a DoorSocket."""
+        """Implement DoorSocket."""
         for one in self._all:
             one.close()
 

@@ -1,4 +1,4 @@
-"""What all parts of the front door read: state, facts, clock, counters, and this run's epoch."""
+"""State shared by the parts of the front door: facts, clock, counters, and this run's epoch."""
 
 import secrets
 import time
@@ -21,7 +21,7 @@ from hearth_client.running_clock import RunningClock
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients are told of the service, and how many generations run together (`places`).
+    """Facts of the service for clients, with the number of concurrent generations (`places`).
 
     Lengths are in tokens. Requests may ask for one of `adapters`.
     """
@@ -36,7 +36,7 @@ class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def within(config: LLMEngineRunnerConfig, limits: ExecutorLimits) -> LLMEngineRunnerConfig:
-    """The configuration with the limits that an executor told."""
+    """The configuration with the limits that an executor reported."""
     return structs.replace(
         config,
         max_supported_batch_size=limits.max_batch,
@@ -51,7 +51,7 @@ def door_facts(
     config: LLMEngineRunnerConfig,
     engine: dict[str, str | int | float],
 ) -> DoorFacts:
-    """What clients are told; the longest prompt leaves room for one token of reply."""
+    """Build the facts for clients; the longest prompt leaves one token for the reply."""
     longest = min(config.max_supported_input_length, config.max_kv_cache_capacity - 1)
     return DoorFacts(
         server=f"hearth {VERSION}",
@@ -65,7 +65,7 @@ def door_facts(
 
 _EPOCH_BYTES = 8
 _MOST_S = 0.5
-"""What a pause of the daemon counts of a client's lease; the door reads the clock far oftener."""
+"""Seconds of a lease that a pause of the daemon counts; the clock is read far more often."""
 
 
 class DoorState:

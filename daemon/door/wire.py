@@ -55,13 +55,13 @@ def decode(data: bytes) -> ClientMessage:
 
 
 def prepare(message: Generate, rid: int, deadline: float | None, client: int) -> Prepare:
-    """What the tokenizer is asked for a generation."""
+    """Build the tokenizer's message of a generation."""
     request = Request(rid, seeded(_options(message)), message.priority, deadline, client)
     return Prepare(request, _turns(message.messages), message.prompt)
 
 
 def convert(message: Tokenize | Detokenize, rid: int, client: int) -> Convert:
-    """What the tokenizer is asked outside any generation."""
+    """Build the tokenizer's message outside any generation."""
     if isinstance(message, Detokenize):
         return Convert(rid, tokens=message.tokens, client=client)
     return Convert(rid, text=message.text, turns=_turns(message.messages), client=client)
@@ -79,7 +79,7 @@ def visuals_of(messages: Sequence[Message] | None) -> list[tuple[str, ImagePart 
 
 
 def _options(message: Generate) -> RequestOptions:
-    """By name: an option of the protocol is the one of the runtime that is spelt alike."""
+    """Copy options by name: those of the protocol are spelt as those of the runtime."""
     return msgspec.convert(message, RequestOptions, from_attributes=True)
 
 
@@ -105,7 +105,7 @@ def _part(part: TextPart | ImagePart | VideoPart) -> TurnPart:
 
 
 def _check(message: ClientMessage) -> None:
-    """What the types cannot say."""
+    """Check the bounds that types cannot express."""
     if isinstance(message, Hello):
         _check_protocol(message)
     elif isinstance(message, Generate):

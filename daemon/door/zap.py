@@ -1,4 +1,4 @@
-"""Who may connect: the answers to ZeroMQ's own question, by its protocol ZAP (RFC 27)."""
+"""ZAP handler: answers ZeroMQ's requests which clients may connect (RFC 27)."""
 
 import time
 from collections.abc import Callable, Container
@@ -54,7 +54,7 @@ class Zap:
                 refused += 1
                 outcome = [b"400", b"not listed", b""]
             elif not self._in_time(key):
-                # By 300 the connection is closed without a word, and the client tries again.
+                # By 300 the connection is closed without an error, and the client tries again.
                 outcome = [b"300", b"too often", b""]
             else:
                 self.admitted += 1
@@ -64,12 +64,12 @@ class Zap:
         return refused
 
     def put_off(self, key: str) -> None:
-        """Let a key wait as long as for a burst: an answer may have told it something."""
+        """Let a key wait as long as after a burst: an answer may have revealed something to it."""
         now = self._clock()
         self._full_at[key] = min(max(self._full_at.get(key, now), now) + BURST, now + _LONGEST_S)
 
     def close(self) -> None:
-        """Let nobody in from now on."""
+        """Refuse all from now on."""
         self._socket.close()
 
     def _in_time(self, key: str) -> bool:

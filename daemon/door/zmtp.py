@@ -9,7 +9,7 @@ import numpy as np
 
 _MECHANISM = b"NULL".ljust(20, b"\0")
 GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x01" + _MECHANISM + bytes(32)
-"""To be sent as soon as a peer has connected: libzmq sends 10 bytes of its own and waits."""
+"""Greeting, to be sent as soon as a peer has connected: libzmq sends 10 bytes and waits."""
 DELIMITER = b"\x01\x00"
 """An empty frame with another behind it."""
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -17,10 +17,10 @@ _SHORT_BYTES = 255
 _PEERS = (b"DEALER", b"REQ")
 _MAJOR = 3
 _SIGNED_AT, _MAJOR_AT = 9, 10
-"""The bytes of a greeting by which older versions are told; those before have no meaning."""
+"""The bytes of a greeting that show older versions; those before have no meaning."""
 _COMMAND_BYTES = 4096
 _WAIT_BYTES, _CONTEXT_BYTES = 2, 16
-"""Of a PING: how long the peer waits, and what it wants to hear again."""
+"""Sizes of a PING's time-to-live and of its context, which the PONG returns."""
 _UNKNOWN_COMMANDS = 64
 """Commands that mean nothing here are dropped, so many of one peer."""
 _FRAMES = 1024
@@ -55,7 +55,7 @@ class Message(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A peer that is to be left without a word; nothing follows.
+    """A peer that is to be disconnected without an error; nothing follows.
 
     libzmq would take an ERROR for the end of all attempts, and connects again after a plain close.
     """
@@ -92,7 +92,7 @@ class Zmtp:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes lie here that have not become events."""
+        """True if received bytes have not become events yet."""
         return self._at < len(self._data)
 
     @property
@@ -102,7 +102,7 @@ class Zmtp:
         return self._bytes + body + len(self._data) - self._at
 
     def room(self) -> memoryview | None:
-        """Where the rest of a large frame goes; None where bytes go to `receive_data`."""
+        """Buffer for the rest of a large frame; None where bytes go to `receive_data`."""
         if self._body is None or not self._missing:
             return None
         return self._body[-self._missing :]
