@@ -12,7 +12,7 @@ from hearth.runtime.packages import VERSION
 
 
 class LazyCommand(NamedTuple):
-    """Where a command lies (`module:name`) and its one line in the group's help."""
+    """Target of a command (`module:name`) and its one line in the group's help."""
 
     target: str
     summary: str
@@ -36,7 +36,7 @@ class LazyGroup(click.Group):
         self._elsewhere = elsewhere or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does; where no command is named the help goes to standard error."""
+        """Parse as click does; without a command the help goes to standard error."""
         if not args:
             click.echo(ctx.get_help(), err=True)
             ctx.exit(USAGE)
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest name in the message about an unknown one."""
+        """Resolve as click does, with the nearest name in the message about an unknown one."""
         name = args[0]
         if name not in self._lazy and not name.startswith("-"):
             known = self._elsewhere.get(name)

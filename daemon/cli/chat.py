@@ -50,14 +50,14 @@ _NO_PICTURES = (
     "this model takes no pictures: serve one that does, such as the one that ships with Hearth, by "
     "hearth export home-vision DIR and hearth serve --engine DIR"
 )
-_ROOM = 16
-"""Of what a request may hold one part in so many is for the next question and its reply."""
+_RESERVE = 16
+"""One part in so many of a request's tokens is reserved for the next question and its reply."""
 
 
 class Conversation:
     """The turns so far; a system message, when there is one, comes first.
 
-    Questions and replies alternate. `limits` are the daemon's; `stats` is told by `/stats`.
+    Questions and replies alternate. `limits` are the daemon's; `stats` is shown by `/stats`.
     """
 
     def __init__(self, system: str | None = None, limits: Limits | None = None) -> None:
@@ -70,7 +70,7 @@ class Conversation:
 
     @property
     def images(self) -> int:
-        """How many pictures go with the next message, also where one has failed."""
+        """Number of pictures that go with the next message, also where one has failed."""
         return len(self._images)
 
     def messages(self, text: str) -> list[Turn]:
@@ -91,7 +91,7 @@ class Conversation:
 
     @property
     def turns(self) -> list[Turn]:
-        """What was said, to be put back when a message turns out too long by itself."""
+        """Turns so far, to be put back when a message turns out too long by itself."""
         return [*self._turns]
 
     @turns.setter
@@ -99,13 +99,13 @@ class Conversation:
         self._turns = turns
 
     def crowded(self) -> bool:
-        """Whether the oldest turns have to leave before another message is taken and answered."""
+        """True if the oldest turns have to be dropped before another message can be answered."""
         if self.limits is None or not self._turns:
             return False
         asked, pictures = len(self._turns) // 2, [*_pictures(self._turns), *self._images]
         return (
             len(self.messages("")) > MAX_MESSAGES
-            or (asked > 1 and self._tokens * _ROOM > self.limits.total_tokens * (_ROOM - 1))
+            or (asked > 1 and self._tokens * _RESERVE > self.limits.total_tokens * (_RESERVE - 1))
             or (len(pictures) > self.limits.images and len(pictures) > len(self._images))
             or sum(len(one.frame) for one in pictures) > self.limits.request_image_bytes > 0
         )
@@ -119,7 +119,7 @@ class Conversation:
         return gone
 
     def command(self, line: str) -> tuple[Action, str]:
-        """What a line means: text to say, words to show, or the wish to leave."""
+        """Parse a line: text to send, text to show, or a request to leave."""
         word, _, rest = line.strip().partition(" ")
         if not word.startswith("/"):
             return "say", line
@@ -191,9 +191,9 @@ def _turn(role: str, content: str) -> Turn:
 
 
 _TOO_LONG = (PromptTooLong, CapacityExceeded, MessageTooLarge)
-# Between \001 and \002 stands what takes no room on the screen: readline counts columns.
+# Text between \001 and \002 takes no columns on the screen: readline counts columns.
 _PATIENCE_S = 1.5
-"""How long a reply may let wait for its first word before that is told."""
+"""Seconds without a first token after which the user is told that the reply waits."""
 _PLAIN_PROMPT = "you> "
 _PROMPT = "\001\033[36m\002you>\001\033[0m\002 "
 
@@ -257,7 +257,7 @@ def _greet(client: Client, *, example: bool) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, line by line, until Ctrl-D or the end of the input."""
+    """Lines that the user types, until Ctrl-D or the end of the input."""
     prompt = _prompt() if sys.stdin.isatty() else ""
     while (line := _ask(prompt)) is not None:
         yield line

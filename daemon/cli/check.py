@@ -192,7 +192,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
 
 
 def _rows_of(report: Report) -> str:
-    """What the memory is for, and how to need less."""
+    """Describe the rows that the memory is for, and the option to need less."""
     less = "--max-batch or --capacity" if report.max_batch > 1 else "--capacity"
     rows = f"{report.max_batch} full rows" if report.max_batch > 1 else "one full row"
     return f"{rows} of {report.capacity} tokens: less by {less}"

@@ -1,4 +1,4 @@
-"""How commands reach a running daemon, and how they say that there is none."""
+"""Connections of commands to a running daemon, and their message where there is none."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from hearth_client.errors import ConnectionRefused, ConnectionTimeout, HearthCli
 
 _SCHEME = "ipc://"
 _START_S = 120.0
-"""How long a daemon may take until it answers, while it builds its engine for instance."""
+"""Seconds until a starting daemon answers, while it builds its engine for instance."""
 
 
 def daemon_address(socket: str | None) -> str | None:
@@ -32,7 +32,7 @@ def connected(
 ) -> Iterator[Client]:
     """A client of the daemon by that name; failures become one line that says what to do.
 
-    With `wait` also one that nobody has started yet is waited for.
+    With `wait` a daemon that is not started yet is waited for.
     """
     with explained():
         address = resolve_address(daemon_address(socket))

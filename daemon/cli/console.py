@@ -1,4 +1,4 @@
-"""What commands print with: rich consoles, progress bars and tables; plain off a terminal."""
+"""Console output of commands: rich text, progress bars and tables; plain off a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -89,11 +89,11 @@ class Lines:
         self._gap = self._word = ""
 
     def feed(self, text: str) -> str:
-        """What can be shown by now: a word that goes on stays behind, with the space before it."""
+        """Text that can be shown by now: an unfinished word is held, with the space before it."""
         return "".join(map(self._add, text))
 
     def rest(self) -> str:
-        """What stayed behind."""
+        """Text that was held."""
         return self._end_word()
 
     def _add(self, char: str) -> str:

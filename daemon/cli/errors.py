@@ -1,4 +1,4 @@
-"""How failures reach the user: one line on standard error, and an exit code."""
+"""Failures as the user sees them: one line on standard error, and an exit code."""
 
 import io
 import os
@@ -28,7 +28,7 @@ FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 UNREAD = 141
-"""What a program ends with that SIGPIPE ends: nobody read what it printed to the end."""
+"""Exit code of a program that SIGPIPE ends: its output was not read to the end."""
 
 
 class Failure(click.ClickException):
@@ -43,7 +43,7 @@ class Terminated(BaseException):
 
 @contextmanager
 def wrong_usage() -> Iterator[None]:
-    """What the block refuses is wrong usage, whatever engine, files and daemon there are."""
+    """Report a refusal within the block as wrong usage, which no engine, file or daemon changes."""
     try:
         yield
     except HearthError as error:
@@ -51,7 +51,7 @@ def wrong_usage() -> Iterator[None]:
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """The exit code for `error`; None for one that nobody foresaw."""
+    """The exit code for `error`; None for an unexpected one."""
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED
     if isinstance(error, click.exceptions.Exit):
@@ -66,7 +66,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def report(error: BaseException) -> None:
-    """Print `error` as one line on standard error; an interruption needs no words.
+    """Print `error` as one line on standard error; an interruption prints nothing.
 
     Under journald the line is an error there too.
     """
@@ -85,7 +85,7 @@ def report(error: BaseException) -> None:
 
 
 def _system_line(error: OSError) -> str:
-    """What the system refused, and on which file where it says so."""
+    """Refusal of the system, with the file where it names one."""
     reason = error.strerror or str(error) or type(error).__name__
     return reason if error.filename is None else f"{error.filename}: {reason}"
 

@@ -283,7 +283,7 @@ def _drift(drift: Drift) -> str:
 
 
 def _warnings(folder: Path) -> Iterator[str]:
-    """What `hearth serve` would say of the new folder on this machine."""
+    """Warnings of `hearth serve` about the new folder on this machine."""
     from hearth.daemon.check import inspect_engine  # noqa: PLC0415 - slow import
     from hearth.daemon.configuration.settings import settings_of  # noqa: PLC0415 - likewise
     from hearth.runtime.vision_config import load_vision_config  # noqa: PLC0415 - likewise

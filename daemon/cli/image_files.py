@@ -28,7 +28,7 @@ from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_visio
 
 @dataclass(frozen=True)
 class EncodedFiles:
-    """Images whose embeddings lie in `slots`."""
+    """Images whose embeddings are in `slots`."""
 
     config: VisionConfig
     shown: Sequence[Shown]
@@ -90,7 +90,7 @@ def _embedded(
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """What is raised names the file."""
+    """Name the file in errors raised within the block."""
     try:
         yield
     except OSError as error:

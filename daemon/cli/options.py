@@ -36,7 +36,7 @@ key_option = click.option(
 
 
 class NumberRange(click.FloatRange):
-    """As click's, which lets pass what is no number: no comparison with it is true."""
+    """A FloatRange that refuses NaN, which click's accepts: no comparison with it is true."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -91,11 +91,11 @@ class SettingsCommand(click.Command):
     """A command with all settings, which its help shows by groups; `--help` those of guides."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """As click does, with `--help-all` behind `--help`."""
+        """List parameters as click does, with `--help-all` behind `--help`."""
         return [*super().get_params(ctx), _HELP_ALL]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click does, with the settings behind the other options."""
+        """Format options as click does, with the settings behind the other ones."""
         records = {
             param.name: record
             for param in self.get_params(ctx)

@@ -25,7 +25,7 @@ from hearth.daemon.watchdog import tell_state
 from hearth.runtime.errors import HearthError
 
 _OWN_FILES = 128
-"""About what the daemon has open without any client, with room for restarts of its actors."""
+"""Files that the daemon has open without any client, with a margin for restarts of its actors."""
 
 _STANDARD_ERROR = 2
 

@@ -1,4 +1,4 @@
-"""What the executor has done, as rows of a table."""
+"""Executor's metrics, as rows of a table."""
 
 import click
 import msgspec

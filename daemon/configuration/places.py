@@ -1,11 +1,11 @@
-"""Where the daemon keeps what is to last."""
+"""Places of the daemon's persistent files."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 
 def adapters_folder(setting: str, environ: Mapping[str, str]) -> Path:
-    """Where adapters lie: as set, else with the service's state, else with the user's."""
+    """Folder of the adapters: as set, else in the service's state, else in the user's."""
     if setting:
         return Path(setting).absolute()
     states = environ.get("STATE_DIRECTORY", "")

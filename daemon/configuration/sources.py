@@ -1,4 +1,4 @@
-"""Where settings come from; each source says in a message how its user named the setting."""
+"""Sources of settings; each names a setting in messages as its user wrote it."""
 
 import os
 import re
@@ -23,8 +23,8 @@ ENVIRONMENT_PREFIX = "HEARTH_"
 # clients show on TCP.
 _OTHER_VARIABLES = frozenset({"HEARTH_CONFIG", "HEARTH_CACHE", "HEARTH_KEY", "HEARTH_SERVER_KEY"})
 
-# What Kubernetes tells every container of a namespace about a service whose name begins with
-# "hearth". A plain HEARTH_PORT=8080 is somebody's wish, and refused.
+# Kubernetes sets these in every container of a namespace for a service whose name begins with
+# "hearth". A plain HEARTH_PORT=8080 is a user's setting, and refused.
 _SERVICE_LINK = re.compile(
     r"HEARTH_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*"
     r"|HEARTH_(\w+_)?PORT=(tcp|udp|sctp)://.*"
@@ -32,7 +32,7 @@ _SERVICE_LINK = re.compile(
 
 _PATHS = frozenset(one.name for one in SETTINGS.values() if one.declared.path)
 _WHOLE = re.compile(r"/|~|\w+://")
-"""How a path begins that needs no folder before it."""
+"""Begin of a path that needs no folder before it."""
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Source(msgspec.Struct, frozen=True):
 
     @property
     def strict(self) -> bool:
-        """Whether values have their final types already."""
+        """True if values have their final types already."""
         return self.kind == "file"
 
     def describe(self, name: str) -> str:

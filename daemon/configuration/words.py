@@ -8,7 +8,7 @@ import msgspec
 
 
 def allowed(kind: Any, form: str = "text") -> str:
-    """Which values a setting of this type may have; `form` tells of texts."""
+    """Describe the values that a setting of this type may have; `form` describes texts."""
     annotation = msgspec.inspect.type_info(kind)
     if isinstance(annotation, msgspec.inspect.Metadata):
         annotation = annotation.type

@@ -1,4 +1,4 @@
-"""How a command asks a running daemon: one request, one answer, over the owner's socket."""
+"""Control client of a command: one request, one answer, over the owner's socket."""
 
 import os
 import socket as sockets

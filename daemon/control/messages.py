@@ -1,4 +1,4 @@
-"""What the owner of a daemon asks it, and what it answers: one JSON line each.
+"""Messages between a daemon and its owner: one JSON line each.
 
 A request is `{"t": "reload"}`, with its fields beside `t`; its answer is of the kind that belongs
 to it, or `{"t": "error", ...}`.
@@ -19,11 +19,11 @@ MOST_REQUESTS = 200
 
 
 class ControlRequest(msgspec.Struct, tag_field="t", frozen=True, forbid_unknown_fields=True):
-    """What is asked for."""
+    """A request of the owner."""
 
 
 class ControlAnswer(msgspec.Struct, tag_field="t", frozen=True):
-    """What is answered."""
+    """An answer of the daemon."""
 
 
 class ControlError(ControlAnswer, tag="error", frozen=True):
@@ -76,7 +76,7 @@ class Top(ControlRequest, tag="top", frozen=True):
 
 
 class TopReport(ControlAnswer, tag="top_report", frozen=True, kw_only=True):
-    """What the daemon does now; `now` is its monotonic clock, times are in seconds.
+    """Report of the daemon's work now; `now` is its monotonic clock, times are in seconds.
 
     `tokens` and `totals` count since the start: tokens of replies, and requests by how they ended.
     `refusals` are of messages and requests that were not taken, by code. `memory` is in bytes.
@@ -178,5 +178,5 @@ class AdapterList(ControlAnswer, tag="adapter_list", frozen=True):
 
 
 def control_path(socket: Path) -> Path:
-    """Where the control socket of the daemon lies whose clients use `socket`."""
+    """Path of the control socket of the daemon whose clients use `socket`."""
     return socket.with_name(f"{socket.name}.ctl")

@@ -22,7 +22,7 @@ CONNECTIONS = 16
 """Connections that may be open at once."""
 _UMASK = 0o177
 _READ_S = 30.0
-"""How long a connection may stay without a request."""
+"""Seconds that a connection may stay without a request."""
 _ANSWER_S = 60.0
 _WRITE_S = 5.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid and gid: struct ucred, unix(7)

@@ -1,4 +1,4 @@
-"""What a person has chosen on the screen of `hearth top`, and what each key does; pure."""
+"""State of the screen of `hearth top`, and the action of each key; pure."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,7 +20,7 @@ _STEPS = {"up": -1, "k": -1, "down": 1, "j": 1}
 
 
 class Board(NamedTuple):
-    """The order of requests, the one that is chosen, if any, and what stands in the last line.
+    """The order of requests, the chosen one, if any, and the text of the last line.
 
     While `asking` is set the next key answers whether the chosen request is to be ended.
     """
@@ -39,7 +39,7 @@ def ordered(report: TopReport, sort: Sort) -> list[RunningRequest]:
 def pressed(board: Board, key: str, report: TopReport) -> tuple[Board, Action]:
     """The board behind a key, and what is to be done."""
     if board.asking:
-        # Of the one that was asked about, whatever stands in its place by now.
+        # The request of the question, whichever is in its row by now.
         action = CancelRequest(board.chosen) if key == "y" else None
         return board._replace(asking=False, said=""), action
     if key == "q":

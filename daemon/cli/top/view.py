@@ -27,7 +27,7 @@ _FEWEST = 4
 
 
 class Rates(NamedTuple):
-    """What came to pass between two reports, by second."""
+    """Rates between two reports, by second."""
 
     tokens: float
     requests: float
@@ -65,7 +65,7 @@ def view(
 
 
 def _share(count: int, room: int, requests: int, most: int) -> int:
-    """How many rows a section gets behind as many requests as are to be seen first."""
+    """Number of rows of a section, behind as many requests as are to be shown first."""
     return max(0, min(count, most, room - _SECTION - min(requests, _FEWEST)))
 
 
@@ -123,7 +123,7 @@ def _requests(
 
 
 def _around(rows: Sequence[RunningRequest], chosen: str, room: int) -> Sequence[RunningRequest]:
-    """As many rows as there is room for, the chosen one among them."""
+    """Rows that fit on the screen, the chosen one among them."""
     place = next((place for place, one in enumerate(rows) if one.request == chosen), 0)
     first = min(max(0, place - room + 1), max(0, len(rows) - room))
     return rows[first : first + room]
