@@ -99,7 +99,7 @@ class AdapterFolder:
         shutil.rmtree(grave, ignore_errors=True)
 
     def record(self, name: str) -> AdapterRecord:
-        """What is known of an adapter; raises `adapter_invalid`."""
+        """Read the record of an adapter; raises `adapter_invalid`."""
         return read_record(self.of(name))
 
     def _unusable(self, what: str, error: OSError) -> HearthError:
@@ -112,8 +112,8 @@ _log = structlog.get_logger("hearth.adapters")
 
 
 @dataclass
-class _Asked:
-    """What an executor was asked to do with an adapter."""
+class _PendingRequest:
+    """A pending request to an executor to load or unload an adapter."""
 
     name: str
     answer: AdapterAnswer | None = None
@@ -123,8 +123,8 @@ class _Asked:
 class AdapterStore:
     """Adds and removes adapters while requests run, one at a time, and knows which are served.
 
-    `tell` posts to the executor that works, and says whether there is one; `gone` tells who has
-    requests that wait. `served` is called where `names` are others.
+    `tell` posts to the running executor, False where there is none; `gone` notifies the owner of
+    waiting requests. `served` is called when `names` change.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class AdapterStore:
         self._problems: dict[str, str] = dict.fromkeys(self._kept(), "")
         # Removed while an executor started, which may have found what was there before.
         self._stale = set[str]()
-        self._asked = _Asked("")
+        self._pending = _PendingRequest("")
 
     @property
     def names(self) -> list[str]:
@@ -153,13 +153,13 @@ class AdapterStore:
 
     @property
     def handlers(self) -> dict[type[ControlRequest], Handler]:
-        """What the owner may ask."""
+        """Handlers of control requests about adapters."""
         return {AddAdapter: self._add, RemoveAdapter: self._remove, ListAdapters: self._list}
 
     def executor_ready(self, adapters: Mapping[str, str], model: str = "") -> None:
-        """An executor works, and told of all that it found why it does not serve it, or "".
+        """Note a ready executor, and why it does not serve each adapter that it found, or "".
 
-        `model` is whose external weights it has, where the engine has none itself.
+        `model` names the model of its external weights, where the engine has none itself.
         """
         self._working = True
         if model:
@@ -174,20 +174,20 @@ class AdapterStore:
             self._tell(LoadAdapter(name, str(self._folder.of(name))))
         self._problems = {name: found.get(name, "") for name in kept}
         for name in self.names:
-            with suppress(HearthError):  # What is wrong with its files is told where it is loaded.
+            with suppress(HearthError):  # A fault of its files is reported where it is loaded.
                 self._note(name, self._folder.record(name))
         self._served()
 
     def executor_lost(self) -> None:
-        """There is no executor: the next one finds what is kept."""
+        """Note the loss of the executor: the next one loads the adapters that are kept."""
         self._working = False
-        self._asked.answered.set()
+        self._pending.answered.set()
 
     def answered(self, answer: AdapterAnswer) -> None:
-        """The executor has done what it was told to, or could not."""
-        if answer.adapter == self._asked.name:
-            self._asked.answer = answer
-            self._asked.answered.set()
+        """Take the executor's answer to a request."""
+        if answer.adapter == self._pending.name:
+            self._pending.answer = answer
+            self._pending.answered.set()
         elif answer.code and answer.adapter in self._problems:
             self._problems[answer.adapter] = answer.message
             self._served()
@@ -202,7 +202,7 @@ class AdapterStore:
                     await self._forget(name)
                 await self._load(name)
             except BaseException:
-                # It may have it all the same, or take it later, when nobody waits any more.
+                # It may have it all the same, or take it later, behind the deadline.
                 self._tell(UnloadAdapter(name))
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(folder.remove, name)
@@ -245,13 +245,13 @@ class AdapterStore:
             raise HearthError(known_code(answer.code), answer.message, answer.field)
 
     async def _ask(self, name: str, message: ExecutorControl) -> AdapterAnswer | None:
-        """What the executor answers; None where none works."""
-        asked = self._asked = _Asked(name)
+        """Send a request to the executor, and return its answer; None where no executor works."""
+        asked = self._pending = _PendingRequest(name)
         if not self._working or not self._tell(message):
             return None
         with anyio.move_on_after(_ANSWER_S):
             await asked.answered.wait()
-        self._asked = _Asked("")
+        self._pending = _PendingRequest("")
         # It may have died of it.
         return asked.answer or _no_answer(name)
 

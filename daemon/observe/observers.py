@@ -1,4 +1,4 @@
-"""Who hears of every request that has ended, and what is told of the daemon: metrics, traces."""
+"""Observers of finished requests and of the daemon: metrics, traces."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -28,9 +28,9 @@ from hearth.runtime.packages import VERSION
 
 
 class Observers:
-    """Counts, remembers and sends what the `listeners` hear; looks at the parts that it is given.
+    """Counts, keeps and exports finished requests by its `listeners`; reads the daemon's state.
 
-    What it opens is closed at the end of `opened`.
+    Its resources are closed at the end of `opened`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Observers:
 
     @property
     def handlers(self) -> dict[type[ControlRequest], Handler]:
-        """What the owner may ask them, once they are open."""
+        """Handlers of control requests to the observers, once they are open."""
         overview = Overview(self._door, self._history, self._snapshot)
         return {
             Metrics: self._tell_metrics,
@@ -103,7 +103,7 @@ class Observers:
 
 
 def metrics_info(model: str, config: LLMEngineRunnerConfig) -> dict[str, str]:
-    """What the metrics say of build and model."""
+    """Labels of build and model for the metrics."""
     return {
         "version": VERSION,
         "model": model,

@@ -1,12 +1,12 @@
-"""Whether files were changed under the actor that works on them, and may be read again; pure."""
+"""File watch: finds files that were changed under the actor that maps them; pure."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 STILL_S = 2.0
-"""How long files have to be as they are before they are read."""
+"""Seconds that files have to be unchanged before they are read."""
 _RETRY_S = 60.0
-"""Until files that could not be read are tried again as they are: a disk may have come back."""
+"""Seconds until unchanged files that could not be read are tried again: a disk may be back."""
 
 
 class WatchedFile(NamedTuple):
@@ -17,7 +17,7 @@ class WatchedFile(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What tells that a file was changed, without reading it: numbers of stat(2)."""
+    """Fingerprint of a file by stat(2), without reading it."""
 
     device: int
     inode: int
@@ -27,12 +27,12 @@ class Mark(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int, int, int]:
-        """What is another where the path leads to other bytes."""
+        """Part of the fingerprint that differs where the path leads to other bytes."""
         return self[:4]
 
 
 Marks = Mapping[str, Mark | None]
-"""By path; None for a file that is not there."""
+"""Fingerprints by path; None for a file that is not there."""
 
 
 class InPlace(NamedTuple):

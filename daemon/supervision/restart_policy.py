@@ -1,4 +1,4 @@
-"""When an actor counts as lost, and what is done about it: events and clock in, actions out."""
+"""Restart policy of an actor: events and clock in, actions out."""
 
 from enum import Enum
 from typing import Annotated, NamedTuple
@@ -13,11 +13,11 @@ _OF_FILES: frozenset[Code] = frozenset(
 )
 """Failures of a start that only other files mend."""
 _DOUBLINGS = 64
-"""Of a pause: beyond any that is waited for, and not beyond a number."""
+"""Most doublings of a pause: longer than any that is waited for, and still a finite number."""
 
 
 class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an actor may take to say hello, to load, and between two signs of progress.
+    """Deadlines of an actor to say hello, to load, and between two signs of progress.
 
     After `stable_s` seconds of work earlier restarts are forgotten. `pause_s` is the wait before
     a second restart in a row; it doubles with each further one up to `most_pause_s`. A process
@@ -100,7 +100,7 @@ Action = Start | Kill | AnnounceReady | AnnounceLost | AnnounceRestart | Announc
 
 
 class Phase(Enum):
-    """Where an actor stands."""
+    """Phase of an actor."""
 
     PAUSED = "paused"
     STARTING = "starting"
@@ -112,7 +112,7 @@ class Phase(Enum):
 
 
 class Supervision:
-    """The life of one actor through its incarnations; no I/O.
+    """Restart policy of one actor through its incarnations; no I/O.
 
     Feed it what happens; `tick` acts on the clock. An actor that fails to load the first time is
     not tried again, since the same files would fail again. One whose files were changed later, or
@@ -127,13 +127,13 @@ class Supervision:
         self._restarts = 0
         self._due: float | None = float("-inf")
         self._ready_since: float | None = None
-        self.was_ready = self._told_ready = False
+        self.was_ready = self._announced = False
         self._reason = ""
         self._error: HearthError | None = None
         self.renewing = False
-        """Whether the actor has been asked to make room for the next one."""
+        """True if the actor has been asked to end for the next one."""
         self.spoiled: HearthError | None = None
-        """What became of its files while it worked on them."""
+        """Fault of files that changed while the actor worked on them."""
         self._refuses = self._of_files = False
 
     def adopt(self, settings: SupervisionSettings) -> None:
@@ -155,29 +155,29 @@ class Supervision:
             return []
         self._enter(Phase.RUNNING, now + self._settings.progress_timeout_s)
         self._ready_since = now
-        self.was_ready = self._told_ready = True
+        self.was_ready = self._announced = True
         self._refuses = False
         return [AnnounceReady()]
 
     def progress(self, now: float) -> None:
-        """The actor's loop has turned."""
+        """Note a sign of progress."""
         if self.phase is Phase.RUNNING:
             self._due = now + self._settings.progress_timeout_s
 
     def failed(self, error: HearthError, *, others: bool = False) -> None:
-        """The actor has told why it is about to end; its files are `others` than worked before."""
+        """Note why the actor is about to end; its files are `others` than worked before."""
         self._error = error
         self._of_files = error.code in _OF_FILES or (others and error.code == "wrong_answer")
 
     def ended(self, how: str, now: float, *, well: bool = False) -> list[Action]:
-        """The actor is gone: restart it or give up; `well` is one that found nothing wrong."""
+        """Restart the ended actor or give up; `well` for one that found no fault."""
         if self.phase is Phase.ENDED:
             return []
         self.renewing = self.renewing and well
         if not self.renewing and self.phase is not Phase.KILLED:
             self._reason = ""
         reason = self._reason or (self._error.message if self._error else how)
-        actions = self._tell_loss(reason)
+        actions = self._announce_loss(reason)
         if self.spoiled is not None:
             self._enter(Phase.HELD, None)
             return actions
@@ -198,11 +198,11 @@ class Supervision:
         return [*actions, AnnounceRestart(reason)]
 
     def renew(self, reason: str) -> None:
-        """The actor has been asked to make room for the next one: its end is no failure."""
+        """Note that the actor was asked to end for the next one: its end is no failure."""
         self.renewing, self._reason = True, reason
 
     def spoil(self, error: HearthError, now: float, *, refuses: bool) -> list[Action]:
-        """A file was changed while the actor works on it: end it, and hold the next one.
+        """End the actor, one of whose files was changed, and hold the next one.
 
         Once something is refused it stays so until an actor is ready.
         """
@@ -218,20 +218,20 @@ class Supervision:
             return told
         self._reason = error.message
         self._enter(Phase.KILLED, now + self._settings.kill_s)
-        return [*self._tell_loss(self._reason), Kill(self._reason), *told]
+        return [*self._announce_loss(self._reason), Kill(self._reason), *told]
 
     @property
     def held(self) -> bool:
-        """Whether the next actor waits for files."""
+        """True if the next actor waits for files."""
         return self.phase is Phase.HELD
 
     def release(self, now: float) -> None:
-        """The files may be read: start the actor that was held, which counts as no failure."""
+        """Start the actor that was held for files, which counts as no failure."""
         if self.held:
             self._enter(Phase.PAUSED, now)
 
     def stop(self) -> None:
-        """The actor is to end: whatever happens now needs no action."""
+        """End the policy: no later event needs an action."""
         self._enter(Phase.ENDED, None)
 
     def tick(self, now: float) -> list[Action]:
@@ -250,22 +250,22 @@ class Supervision:
         self._reason = self._missed()
         self._enter(Phase.KILLED, now + self._settings.kill_s)
         # Told before the end is seen: a process stuck in its driver may take its time to die.
-        return [*self._tell_loss(self._reason), Kill(self._reason)]
+        return [*self._announce_loss(self._reason), Kill(self._reason)]
 
     @property
     def working(self) -> bool:
-        """Whether the others have been told that the actor can work, and not yet of its loss."""
-        return self._told_ready
+        """True if the actor was announced as ready, and not yet as lost."""
+        return self._announced
 
     def next_wake(self) -> float | None:
-        """When `tick` has something to do, if nothing happens before."""
+        """Time at which `tick` has something to do, if no event comes before."""
         return self._due
 
     def _enter(self, phase: Phase, due: float | None) -> None:
         self.phase, self._due = phase, due
 
-    def _tell_loss(self, reason: str) -> list[Action]:
-        told, self._told_ready = self._told_ready, False
+    def _announce_loss(self, reason: str) -> list[Action]:
+        told, self._announced = self._announced, False
         return [AnnounceLost(reason)] if told else []
 
     def _pause(self) -> float:

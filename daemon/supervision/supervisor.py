@@ -58,7 +58,7 @@ _SOURCE = Path(hearth.__file__).resolve().parents[1]
 
 
 ENDED_WELL = "it ended with status 0"
-"""How the end came of one that found nothing wrong."""
+"""End of a process that found no fault."""
 
 
 class ActorProcess:
@@ -74,7 +74,7 @@ class ActorProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether its end has not been seen yet."""
+        """True if the end of the process has not been seen yet."""
         return self._process.returncode is None
 
     @classmethod
@@ -115,9 +115,9 @@ def _signal(number: int) -> str:
 _log = structlog.get_logger("hearth.supervisor")
 _LAST_WORDS_S = 0.5
 _TICK_S = 1.25
-"""Behind the word of an actor that works, which comes every second: one wake-up for both."""
+"""Seconds between two ticks, longer than between two signs of progress: one wake-up for both."""
 _MOST_S = 1.5
-"""What a pause of the daemon counts of an actor's deadline, since the actor may have paused too."""
+"""Seconds that a pause of the daemon counts of a deadline, since the actor may have paused too."""
 
 
 class ActorPlan(NamedTuple):
@@ -138,11 +138,10 @@ class ActorPlan(NamedTuple):
 
 
 class Listeners(NamedTuple):
-    """Whom to tell of the actor.
+    """Listeners to the events of an actor.
 
-    That it can work, that all is lost which it held, how far it has come on its way to work, why it
-    is started again, that it waits for its files, what it has done, and what it answers about
-    adapters.
+    Ready to work, loss of all that it held, progress of loading, the reason of a restart, a wait
+    for files, metrics, and answers about adapters.
     """
 
     ready: Callable[[ActorReady, Addresses], Awaitable[None]]
@@ -200,21 +199,21 @@ class Supervisor:
 
     @property
     def silent_s(self) -> float | None:
-        """How long an actor that works has given no sign of progress; None while none works."""
+        """Seconds since the last sign of progress of an actor that works; None while none works."""
         return self._clock.now() - self._heard if self._policy.working else None
 
     @property
     def spoiled(self) -> bool:
-        """Whether the actor is being ended because its files were changed under it."""
+        """True if the actor is being ended because its files were changed under it."""
         return self._policy.spoiled is not None
 
     def differing_files(self) -> list[str]:
-        """The files that are not those which the actor has read any more."""
+        """Files that differ from those which the actor has read."""
         return self._files.differing(_marks(self._files.paths))
 
     @property
     def health(self) -> LoopHealth:
-        """Whether this loop turns and acts in time, for who watches it."""
+        """Health of this loop, for the watchdog."""
         now = self._clock.now()
         if self._ends_by is not None:
             return LoopHealth(now, now, self._ends_by)
@@ -389,7 +388,7 @@ class Supervisor:
         self._files.began(files, _marks([file.path for file in files]), self._clock.now())
         config = self._config()
         try:
-            # A process that nobody knows of would be left by a cancelled start.
+            # A cancelled start would leave a process behind.
             with anyio.CancelScope(shield=True):
                 process = self._process = await ActorProcess.start(config)
         except OSError as error:
@@ -420,7 +419,7 @@ class Supervisor:
     async def _watch(self, process: ActorProcess) -> None:
         how = await process.wait()
         if not self._policy.working:
-            # Why it could not start is told by mail that may still be on its way.
+            # The reason of a failed start is in a message that may still be on its way.
             with anyio.move_on_after(_LAST_WORDS_S):
                 await self._told_failure.wait()
         self._process = None

@@ -1,4 +1,4 @@
-"""What the parts of the daemon hold and have done, as metrics: read when they are asked for."""
+"""Collector of the daemon's gauges and counters, read at each scrape."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -27,9 +27,9 @@ class DaemonSnapshot(NamedTuple):
     """The daemon at one moment; None for what is not known then.
 
     `settings`, `queue`, `totals` and `refusals`, by code, are those of the front door. `executor`
-    is what the executor has told, `silent_s` how long it has told nothing, `free` are bytes that
-    the machine could hand out. Where the model sees there are `pictures`, the bytes of those of
-    clients, and `encoder_restarts`.
+    is the executor's last report, `silent_s` the seconds since its last sign of progress, `free`
+    the bytes that the machine could hand out. Where the model sees there are `pictures`, the bytes
+    of those of clients, and `encoder_restarts`.
     """
 
     state: str

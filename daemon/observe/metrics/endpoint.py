@@ -94,7 +94,7 @@ def refusal_of(head: bytes, *, by_port: bool) -> str | None:
 
 
 def open_endpoints(port: int, path: str, expose: Expose) -> list[Endpoint]:
-    """Those that are asked for: 0 and '' are none. Raises `socket_unusable`."""
+    """Open the endpoints on `port` and at `path`, 0 and '' for none. Raises `socket_unusable`."""
     listening = [listen_on_port(port, "metrics_port")] if port else []
     try:
         listening += [listen_at(path)] if path else []
@@ -128,7 +128,7 @@ async def _read_head(connection: socket.socket) -> bytes:
 
 
 def _form_of(head: bytes) -> Form:
-    """The form that is asked for; no other word of the request reaches the library."""
+    """Form that the request accepts; no other text of the request reaches the library."""
     accepted = _fields(head).get("accept", "")
     return OPENMETRICS if OPENMETRICS in accepted else "text/plain"
 

@@ -70,7 +70,7 @@ class TokenGaps(Collector):
 
 
 class DaemonMetrics:
-    """What is counted, and its page; `snapshot` is asked for the daemon's state for each page."""
+    """Metrics of the daemon, and their page; `snapshot` is called for each page."""
 
     def __init__(
         self, info: Mapping[str, str], snapshot: Callable[[], Awaitable[DaemonSnapshot]]

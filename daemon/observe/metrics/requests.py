@@ -1,4 +1,4 @@
-"""What is counted of generations: once for each, when it has ended."""
+"""Metrics of generations: each is counted once, when it has ended."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from hearth_client.protocol import ImageUsage
 
 OUTCOMES = ("stop", "length", "cancelled", "refused", "failed")
 ENDS = (*sorted(CODES), "connection_closed", "gone", "other")
-"""Why a request had no good end: a code, or what became of its connection."""
+"""Reasons of a failed request: an error code, or the fate of its connection."""
 
 
 def decades(first: int, last: int) -> tuple[float, ...]:
@@ -24,7 +24,7 @@ SECONDS = decades(-3, 2)
 TOKEN_SECONDS = decades(-4, 0)
 TOKENS = tuple(float(1 << power) for power in range(0, 18, 2))
 STAGES = ("decode", "resize", "engine")
-"""Of an image that is encoded."""
+"""Stages of encoding an image."""
 
 
 class _Maker:
@@ -48,7 +48,7 @@ class _Maker:
 
 
 class _ImageMetrics:
-    """What is counted of images and videos."""
+    """Metrics of images and videos."""
 
     def __init__(self, make: _Maker) -> None:
         self._images = make.counters(

@@ -1,4 +1,4 @@
-"""What the daemon does now, for its owner."""
+"""Overview of the daemon for its owner: what runs now, and the last requests."""
 
 import os
 import resource
@@ -32,7 +32,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 
 LIMIT = 1000
-"""Of records without a client's options: each has less than 1 KiB."""
+"""Most records that are kept; without a client's options each has less than 1 KiB."""
 
 
 class History:
@@ -129,7 +129,7 @@ def _memory(snapshot: DaemonSnapshot) -> dict[str, int]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of a process that lie in RAM; 0 for one that is gone."""
+    """Resident bytes of a process; 0 for one that is gone."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
     except OSError:

@@ -18,7 +18,7 @@ from hearth.runtime.packages import VERSION
 
 
 class Stage(NamedTuple):
-    """A part of a request's life, in seconds from its arrival."""
+    """A stage of a request, in seconds from its arrival."""
 
     name: str
     begin: float
@@ -26,14 +26,14 @@ class Stage(NamedTuple):
 
     @property
     def end(self) -> float:
-        """When it was over."""
+        """End of the stage, in seconds from the request's arrival."""
         return self.begin + self.seconds
 
 
 def stages(ended: FinishedRequest) -> list[Stage]:
     """The stages that a request has ended, in their order.
 
-    Detokenizing happens in pieces, beside decoding and behind it: it is told as one stage that
+    Detokenizing happens in pieces, beside decoding and behind it: it is reported as one stage that
     begins with the first token.
     """
     images = ended.tokenize_s
@@ -147,7 +147,7 @@ class Spans:
         span.end(_nanoseconds(moment))
 
     def _attributes(self, ended: FinishedRequest) -> dict[str, AttributeValue]:
-        """By the conventions for generative AI; no text of prompt, reply or stop strings."""
+        """Attributes by the conventions for generative AI; no text of prompt, reply or stops."""
         asked = {
             f"gen_ai.request.{name}": value
             for name in _OPTIONS
