@@ -83,7 +83,7 @@ def _plan(
 
 
 def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
-    """What the scheduler is told of an executor that can work."""
+    """Message to the scheduler about an executor that can work."""
     if ready.limits is None:
         raise HearthError("internal", "the executor did not tell its limits", "limits")
     return ExecutorReady(addresses.incarnation, addresses.work, ready.limits)

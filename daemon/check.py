@@ -1,4 +1,4 @@
-"""What the daemon would use; the engine is loaded only for its known answer."""
+"""Check of a deployment without serving it; the engine is loaded only for its known answer."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -65,7 +65,7 @@ class BoundTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What would be used; memory in bytes, lengths in tokens.
+    """Report of what the daemon would use; memory in bytes, lengths in tokens.
 
     `weights` is the model whose external weights would be served, "" where the engine has its own;
     `max_lora_rank` the greatest rank of its adapters, 0 where it takes none.
@@ -250,7 +250,7 @@ def _with_tower_answer(report: Report, settings: Settings, folder: Path) -> Towe
 
 
 def _tried(refusals: list[HearthError], look: Callable[[], T]) -> T | None:
-    """What `look` gives; what it refuses does not keep the rest from being shown."""
+    """Result of `look`; its refusal does not keep the rest from being shown."""
     try:
         return look()
     except HearthError as error:

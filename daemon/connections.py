@@ -44,7 +44,7 @@ class StreamServer(ABC):
 
     @abstractmethod
     def _admits(self, connection: socket.socket) -> bool:
-        """Whether to serve a connection; others are closed."""
+        """True if a connection is to be served; others are closed."""
 
     @abstractmethod
     async def _converse(self, connection: socket.socket) -> None:

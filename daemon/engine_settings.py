@@ -1,4 +1,4 @@
-"""Whether an engine folder can be served as settings say, at a start and before a reload."""
+"""Checks that an engine folder can be served as settings say, at a start and before a reload."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,7 @@ _MAPPED = (".safetensors", ".onnx", ".data", ".plan")
 def runtime_options(settings: Settings) -> RuntimeOptions:
     """The runtime's section with what follows from others, and absolute paths.
 
-    Raises `invalid_value` for room behind a prefix cache that is not there.
+    Raises `invalid_value` for a second tier behind a prefix cache that is not there.
     """
     own = settings.runtime
     for name in ("prefix_host_bytes", "prefix_disk_bytes"):
@@ -46,7 +46,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
 
 
 def deployment_of(settings: Settings, engine: Path) -> DeploymentConfig:
-    """What of an engine folder is served; raises what a start is refused for.
+    """Load the deployment of an engine folder; raises what a start is refused for.
 
     Digests are left to the executor, which checks them.
     """
@@ -54,7 +54,7 @@ def deployment_of(settings: Settings, engine: Path) -> DeploymentConfig:
 
 
 class EngineFiles(NamedTuple):
-    """What the actors read and map of an engine folder; `own` are external weights of its own.
+    """Files of an engine folder that actors read and map; `own` are external weights of its own.
 
     `identity` is of what this process has read of it (`engine_identity`).
     """

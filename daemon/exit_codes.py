@@ -36,7 +36,7 @@ _CODES = {
 
 
 def exit_code(error: HearthError) -> int:
-    """What the daemon ends with after this error."""
+    """Exit code of the daemon after this error."""
     return _CODES.get(error.code, FAILED)
 
 

@@ -1,4 +1,4 @@
-"""What a GPU says of itself, and which library would run an engine on it; nothing is loaded."""
+"""Facts of a GPU, and the library that would run an engine on it; nothing is loaded."""
 
 from collections.abc import Callable
 
@@ -68,7 +68,7 @@ def serving_library(config: LLMEngineRunnerConfig) -> str:
 
 
 def check_gpu(config: LLMEngineRunnerConfig, gpu: GPUFacts, library: str) -> None:
-    """Whether this GPU and library run such an engine; raises `engine_incompatible`."""
+    """Check that this GPU and library run such an engine; raises `engine_incompatible`."""
     if config.backend == "kernels" and gpu.compute_capability < _FIRST_FOR_KERNELS:
         raise HearthError(
             "engine_incompatible",

@@ -1,4 +1,4 @@
-"""Which kernels of an engine lie compiled in the cache folder, and compiling those that do not."""
+"""Kernel cache: compiles the kernels of an engine that are not in the cache folder."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -174,7 +174,7 @@ def _programs(
     targets: Sequence[Target],
     kernels: Path | None,
 ) -> list[_Program]:
-    """Those of all targets, each once."""
+    """Programs of all targets, each once."""
     engines: list[tuple[Path, LLMEngineRunnerConfig, bool]] = [(folder, deployment.base, False)]
     if deployment.draft is not None:
         engines.append((folder / DRAFT_FOLDER, deployment.draft, True))

@@ -73,7 +73,7 @@ class OwnDaemon:
 
     @property
     def runs(self) -> bool:
-        """Whether its end has not been seen yet."""
+        """True if the end of its process has not been seen yet."""
         return self._process.poll() is None
 
     def log(self) -> str:

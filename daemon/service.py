@@ -81,7 +81,7 @@ class Change(NamedTuple):
 
 
 def change_to(running: Settings, read: Settings) -> Change:
-    """What becomes of the settings that run where others are read."""
+    """Compute the settings after a reload, and which of the changed ones need a restart."""
     differ = [one for one in SETTINGS.values() if one.of(running) != one.of(read)]
     # Weights are made for an engine: those of the next one wait for it.
     waits = "weights" if running.engine != read.engine else ""
@@ -96,7 +96,7 @@ if sys.version_info < (3, 11):
 
 _SEND_TIMEOUT_S = 5.0
 _END_S = 15.0
-"""How long a stop may take behind its drain: the executor is asked to end, and then killed."""
+"""Seconds that a stop may take behind its drain: the executor is asked to end, and then killed."""
 _log = structlog.get_logger("hearth")
 
 
@@ -227,7 +227,7 @@ class Service:
     async def run(self, send_again: Callable[[], None] = lambda: None) -> int:
         """Serve until a signal; raises what a part of it cannot go on for, alone or in a group.
 
-        `send_again` is called once signals are heard.
+        `send_again` is called once signals are handled.
         """
         structlog.contextvars.bind_contextvars(epoch=self._door.epoch)
         signal_requests = SignalRequests(os.environ)
@@ -330,7 +330,7 @@ class Service:
         )
 
     def _place(self) -> str:
-        """What a command needs to find this daemon."""
+        """Option by which a command finds this daemon; "" for the agreed socket."""
         return f" --socket {self._door.path}" if self._settings.door.socket else ""
 
     async def _executor_lost(self, reason: str) -> None:

@@ -9,11 +9,11 @@ STATES: tuple[State, ...] = get_args(State)
 
 
 class ServiceState(NamedTuple):
-    """Where the daemon stands; each event gives the state behind it.
+    """State of the daemon; the method of each event gives the next state.
 
-    While it loads, `stage` says what is done, and `share` from 0 to 1 how much of that, where it is
-    known. `reason` is why an executor is started again, which file it waits for, why the daemon
-    drains, or why it failed. Where it `refuses`, what comes has no chance to be served soon.
+    While it loads, `stage` names the step, and `share` from 0 to 1 its progress, where it is known.
+    `reason` is why an executor is started again, which file it waits for, why the daemon drains, or
+    why it failed. While it `refuses`, new requests have no chance to be served soon.
     """
 
     state: State = "starting"
@@ -24,21 +24,21 @@ class ServiceState(NamedTuple):
 
     @property
     def serves(self) -> bool:
-        """Whether the executor's coming and going still changes the state."""
+        """True if events of the executor still change the state."""
         return self.state not in ("draining", "failed")
 
     def loading(self, stage: str, share: float | None) -> ServiceState:
-        """The executor has come as far as this."""
+        """State while the executor loads."""
         return self._replace(state="loading", stage=stage, share=share) if self.serves else self
 
     def ready(self) -> ServiceState:
-        """The executor can work."""
+        """State once the executor can work."""
         return ServiceState("ready") if self.serves else self
 
     def lost(self, reason: str) -> ServiceState:
-        """The executor has ended, or is about to, and another one will start.
+        """State while a lost executor is replaced.
 
-        What is refused meanwhile is so because of files, whatever became of the executor.
+        A refusal because of files outlasts the loss of the executor.
         """
         reason = self.reason if self.refuses else f"the executor was lost: {reason}"
         return (
@@ -46,19 +46,19 @@ class ServiceState(NamedTuple):
         )
 
     def held(self, reason: str, *, refuses: bool) -> ServiceState:
-        """The next executor waits for files."""
+        """State while the next executor waits for files."""
         return ServiceState("starting", reason=reason, refuses=refuses) if self.serves else self
 
     def notes(self, reason: str) -> ServiceState:
-        """Why pictures cannot be served beside the text, or ""."""
+        """State with the reason why pictures cannot be served beside text, or ""."""
         return self._replace(reason=reason) if self.state == "ready" else self
 
     def draining(self, reason: str) -> ServiceState:
-        """A stop has begun; it may become more urgent."""
+        """State once a stop has begun; a later one may be more urgent."""
         return self if self.state == "failed" else ServiceState("draining", reason=reason)
 
     def failed(self, reason: str) -> ServiceState:
-        """The daemon ends by this failure."""
+        """State once the daemon ends by this failure."""
         return ServiceState("failed", reason=reason)
 
 
@@ -69,7 +69,7 @@ def words(
     reason: str = "",
     refuses: bool = False,  # noqa: FBT001, FBT002 - as a ServiceState has it
 ) -> str:
-    """A state on one line for people: `loading: verifying, 43%`."""
+    """Format a state on one line for people: `loading: verifying, 43%`."""
     parts = [stage] if stage else []
     parts += [] if share is None else [f"{share:.0%}"]
     parts += ["requests are refused"] if refuses else []

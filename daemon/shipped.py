@@ -43,14 +43,14 @@ def engine_folder(
 
 
 def wants_kernels(settings: Settings) -> bool:
-    """Whether the shipped model is to run on kernels: on a GPU, where no other kind is named."""
+    """True if the shipped model is to run on kernels: on a GPU, where no other kind is named."""
     if settings.runtime.engine_kind == "auto":
         return settings.runtime.device == "cuda"
     return settings.runtime.engine_kind == "kernels"
 
 
 def same_engine(one: Settings, other: Settings) -> bool:
-    """Whether both mean one engine folder."""
+    """True if both settings name the same engine folder."""
     if one.engine or other.engine:
         return one.engine == other.engine
     return wants_kernels(one) == wants_kernels(other)
@@ -103,7 +103,7 @@ def shipped_engine(
 
 
 def _fault(folder: Path) -> str | None:
-    """What is wrong with an engine folder, every byte of it considered."""
+    """Fault of an engine folder, every byte of it verified; None for a sound one."""
     try:
         load_deployment(folder, RuntimeOptions())
     except HearthError as error:

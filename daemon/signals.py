@@ -1,4 +1,4 @@
-"""Which signal asks the daemon for what."""
+"""Signals of the daemon: requests to stop and to reload."""
 
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ _log = structlog.get_logger("hearth")
 
 
 class SignalRequests:
-    """What signals ask for: SIGTERM and SIGINT to stop, SIGHUP to reload or to stop.
+    """Requests by signals: SIGTERM and SIGINT to stop, SIGHUP to reload or to stop.
 
     Under a service manager SIGHUP reloads. Elsewhere it says that the terminal has closed, which
     asks for a stop unless it is ignored, as nohup(1) has it.
@@ -32,8 +32,8 @@ class SignalRequests:
     ) -> signal.Signals:
         """Wait for the signal that asks for a stop.
 
-        One that asks for a reload calls `reload`, whose HearthError says the log; no failure of it
-        is a stop.
+        A request to reload calls `reload`, whose HearthError is in the log; no failure of it is a
+        stop.
         """
         while True:
             number = await anext(received)
@@ -43,19 +43,19 @@ class SignalRequests:
                 await _survived(reload)
 
     def nothing_to_reload(self) -> None:
-        """Let SIGHUP be until there is something, where it would ask for a reload."""
+        """Ignore SIGHUP until there is something to reload, where it would ask for that."""
         if self._reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def ignore(self) -> None:
-        """Let all of them be from here on."""
+        """Ignore all of them from here on."""
         for number in self.signals:
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def held_signals() -> Iterator[Callable[[], None]]:
-    """Keep signals that ask for a stop until somebody hears them; gives what sends them again.
+    """Hold signals to stop until a handler is there; yields a function that sends them again.
 
     What a handler raises is lost where an import or a destructor clears exceptions, and with it
     that a stop was asked for.
@@ -73,7 +73,7 @@ def held_signals() -> Iterator[Callable[[], None]]:
     try:
         yield send_again
     finally:
-        # Who has heard them meanwhile has said what further ones are to do.
+        # A handler that was installed meanwhile stays.
         for number, handler in before.items():
             if signal.getsignal(number) is hold:
                 signal.signal(number, handler)
@@ -90,6 +90,6 @@ async def _survived(reload: Callable[[], Awaitable[object]]) -> None:
 
 
 async def force_stop(stop: Awaitable[signal.Signals], patience: anyio.CancelScope) -> None:
-    """Cancel what is done patiently once another wish to stop comes."""
+    """Cancel the scope `patience` at the next signal to stop."""
     await stop
     patience.cancel()

@@ -1,4 +1,4 @@
-"""What a daemon has whose model sees: the tower's configuration, and the memory of pictures."""
+"""Memory for pictures, of a daemon whose model sees, and its tower's configuration."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hearth.runtime.vision_config import VisionConfig, load_vision_config
 
 
 class VisionMemory(NamedTuple):
-    """The memory that front door, encoder and executor share, and how a tower fills it.
+    """Shared memory of front door, encoder and executor, and the tower that fills it.
 
-    A picture becomes `image_tokens` at the most until an executor has told what fits.
+    A picture becomes `image_tokens` at most until an executor has reported what fits.
     """
 
     config: VisionConfig
@@ -31,17 +31,17 @@ class VisionMemory(NamedTuple):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the processes of encoder and executor inherit."""
+        """File descriptors that the processes of encoder and executor inherit."""
         return self.pictures.descriptor, self.patches.descriptor, self.embeddings.descriptor
 
     @property
     def facts(self) -> dict[str, str | int | float]:
-        """What clients are told of the tower."""
+        """Facts of the tower for clients."""
         tower = self.config
         return {"vision": f"{tower.family}, {tower.num_layers} layers, {tower.dtype}"}
 
     def arenas(self) -> ImageArenas:
-        """What the scheduler gives out."""
+        """Arenas whose slots the scheduler allocates."""
         return ImageArenas(
             patches=self.patches.slots(),
             embeddings=self.embeddings.slots(),
@@ -50,14 +50,14 @@ class VisionMemory(NamedTuple):
         )
 
     def prompt_images(self, tokenizer: Tokenizer) -> PromptImages:
-        """What the tokenizer knows of pictures."""
+        """Layouts of pictures in prompts, for the tokenizer."""
         return PromptImages(self.config, tokenizer, self.pictures, self.image_tokens)
 
 
 def open_vision_memory(
     settings: Settings, engine: Path, config: LLMEngineRunnerConfig, opened: ExitStack
 ) -> VisionMemory | None:
-    """None for a model of text alone; its memory is given back at the end of `opened`.
+    """Open the memory, released at the end of `opened`; None for a model of text alone.
 
     Raises `engine_*` for a tower's configuration that cannot be read, and `out_of_memory`.
     """
@@ -84,13 +84,13 @@ def open_vision_memory(
 
 
 def most_tokens(settings: Settings, config: LLMEngineRunnerConfig) -> int:
-    """How many tokens one picture, or video, becomes at the most."""
+    """Most tokens of one picture or video."""
     longest = min(config.max_supported_input_length, config.max_kv_cache_capacity - 1)
     most = max(1, min(longest, settings.scheduler.queue_tokens) // 2)
     return settings.door.image_tokens or most
 
 
 def _patches_size(vision: VisionConfig, tokens: int) -> int:
-    """Room for the largest video, or for the largest calls of a tower that are under way."""
+    """Bytes of the patches of the largest video, or of the largest concurrent calls of a tower."""
     largest = max(tokens * vision.merge_size**2, IN_FLIGHT * vision.max_patches)
     return slot_bytes(largest * vision.patch_bytes)

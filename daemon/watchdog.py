@@ -1,4 +1,4 @@
-"""Tells the service manager that the daemon is alive, and that a start or a stop goes on."""
+"""Watchdog: notifies the service manager that the daemon is alive, or that it starts or stops."""
 
 import math
 import os
@@ -14,13 +14,13 @@ from hearth.daemon.service_state import ServiceState, words
 
 
 def tell_state(state: ServiceState) -> None:
-    """Show the state where the manager shows the service's."""
+    """Set the status line that the manager shows for the service."""
     notify(f"STATUS={words(*state)}")
 
 
 @contextmanager
 def reloading() -> Iterator[None]:
-    """Tell that the service takes over new settings, and when it has; it must have been ready."""
+    """Notify the manager of the begin and the end of a reload; the service must have been ready."""
     now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
     notify(f"RELOADING=1\nMONOTONIC_USEC={now}")
     try:
@@ -52,15 +52,15 @@ def notify(
 
 
 _SLACK_S = 10.0
-"""How late a supervisor may be: it waits for others for five seconds at most."""
+"""Seconds that a supervisor may be late: it waits for others for five seconds at most."""
 _WINDOW_S = 15.0
-"""For how long the manager is asked to wait at once: a daemon that hangs asks no more."""
+"""Seconds by which the manager's timeout is extended at once: a daemon that hangs stops asking."""
 _TICK_S = 1.0
-"""Between two words of a start or a stop that goes on."""
+"""Seconds between two notifications while a start or a stop goes on."""
 
 
 class LoopHealth(NamedTuple):
-    """How a supervisor does, in seconds of its own clock.
+    """Health of a supervisor's loop, in seconds of its own clock.
 
     `turned` is when its loop last turned, and `due` when it has to act next, if it has to.
     """
@@ -71,7 +71,7 @@ class LoopHealth(NamedTuple):
 
 
 def is_well(health: LoopHealth) -> bool:
-    """Whether the supervisor turns and none of its deadlines is overdue."""
+    """True if the supervisor's loop turns and none of its deadlines is overdue."""
     overdue = health.due is not None and health.now > health.due + _SLACK_S
     return health.now - health.turned <= _SLACK_S and not overdue
 
@@ -83,7 +83,7 @@ def worst(all_health: Iterable[LoopHealth]) -> LoopHealth:
 
 
 def watched_s(environ: Mapping[str, str]) -> float | None:
-    """How often the manager wants to hear of this process, as sd_watchdog_enabled(3) reads it."""
+    """Watchdog interval of this process in seconds, as by sd_watchdog_enabled(3)."""
     interval = environ.get("WATCHDOG_USEC", "")
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -91,7 +91,7 @@ def watched_s(environ: Mapping[str, str]) -> float | None:
 
 
 class Watchdog:
-    """Speaks while the event loop turns, which runs it, and the supervisor is well.
+    """Notifies the manager while the event loop, which runs it, turns and the supervisor is well.
 
     So an executor that hangs is the supervisor's business, and a daemon that hangs the manager's.
     A start is extended up to `load_s()` of the supervisor's clock.
@@ -109,22 +109,22 @@ class Watchdog:
         self._wake = anyio.Event()
 
     def serves(self) -> None:
-        """The start is over."""
+        """Note the end of the start."""
         self._last = None
 
     def stops(self, within_s: float) -> None:
-        """A stop has begun that takes at most `within_s`."""
+        """Note that a stop has begun that takes at most `within_s`."""
         until = self._health().now + within_s
         self._last = lambda: until
         self._wake.set()
 
     @property
     def pause_s(self) -> float:
-        """Until it speaks again: at least three times in the manager's interval."""
+        """Seconds until the next notification: at least three in the manager's interval."""
         return min(math.inf if self._last is None else _TICK_S, (self._watched_s or math.inf) / 3)
 
     def words(self) -> list[str]:
-        """What is to be said now."""
+        """Notifications that are due now."""
         health = self._health()
         said = []
         if is_well(health):
@@ -137,7 +137,7 @@ class Watchdog:
         return said
 
     async def run(self) -> None:
-        """Say it again and again, as long as there is something to say."""
+        """Send notifications at their interval until cancelled."""
         while True:
             said = self.words()
             if said:

@@ -53,7 +53,8 @@ class Growth:
 
 _log = structlog.get_logger("hearth.door")
 _OLDEST = (4, 3, 3)
-"""First release of libzmq in which peers without a key do no harm: CVE-2019-13132, CVE-2020-15166."""
+"""First safe release of libzmq: peers without a key can harm older ones by CVE-2019-13132 and
+CVE-2020-15166."""
 _BURST = 64
 _HELD = 64
 _HELD_BYTES = 4 << 20

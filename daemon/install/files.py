@@ -10,7 +10,7 @@ from hearth.daemon.install.place import UNITS
 from hearth.runtime.errors import HearthError
 
 MARK = "# Laid down by hearth install"
-"""How the first line of a file begins that is ours to overwrite and to remove."""
+"""Begin of the first line of a file that is ours to overwrite and to remove."""
 
 
 def sources() -> Path:
@@ -19,7 +19,7 @@ def sources() -> Path:
     Raises `internal` where neither is.
     """
     checkout = Path(__file__).resolve().parents[2] / "systemd"
-    # Beside an installed package a folder of that name is somebody else's.
+    # Beside an installed package a folder of that name is not ours.
     if (checkout / UNITS[0]).is_file():
         return checkout
     for file in metadata.files("hearthd") or []:
@@ -43,7 +43,7 @@ def check_inside(base: Path, paths: Iterable[Path]) -> None:
 def lay(texts: Mapping[Path, str]) -> list[Path]:
     """Write files that are new or ours; those that were written, what was right already left out.
 
-    Nothing is written where one of them is somebody else's: raises `invalid_value`.
+    Nothing is written where one of them is not ours: raises `invalid_value`.
     """
     for path in texts:
         if is_foreign(path):
@@ -70,12 +70,12 @@ def take_away(paths: Iterable[Path]) -> list[Path]:
 
 
 def is_drop_in(path: Path) -> bool:
-    """Whether a file adds to the unit of the service."""
+    """True if a file adds to the unit of the service."""
     return path.parent.name == f"{UNITS[0]}.d"
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file begins with our mark."""
+    """True if a file begins with our mark."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -83,7 +83,7 @@ def is_ours(path: Path) -> bool:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether something is there that is not ours."""
+    """True if something is there that is not ours."""
     return os.path.lexists(path) and not is_ours(path)
 
 

@@ -12,14 +12,14 @@ _PATIENCE_S = 3900.0
 
 
 def runs(environ: Mapping[str, str] = os.environ, *, user: bool) -> bool:
-    """Whether systemd runs: for the system, or for this user."""
+    """True if systemd runs, for the system or for this user."""
     folder = environ.get("XDG_RUNTIME_DIR", "") if user else "/run"
     marker = "systemd/private" if user else "systemd/system"
     return bool(folder) and (Path(folder) / marker).exists()
 
 
 def run(*command: str) -> None:
-    """Run a command of systemd; one that fails raises `internal` with its last words."""
+    """Run a command of systemd; one that fails raises `internal` with its last line."""
     done = _run(command)
     if done.returncode != 0:
         words = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
@@ -27,7 +27,7 @@ def run(*command: str) -> None:
 
 
 def succeeds(*command: str) -> bool:
-    """Whether a command ends with 0."""
+    """True if a command ends with 0."""
     return _run(command).returncode == 0
 
 

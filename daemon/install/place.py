@@ -16,7 +16,7 @@ _JETSON = {"jetson.conf": "etc/systemd/system/hearth.service.d/10-jetson.conf"}
 
 @dataclass(frozen=True)
 class Place:
-    """Where a service lies: of the system or of a user, of this machine or of an image."""
+    """Place of a service: of the system or of a user, on this machine or in an image."""
 
     home: Path
     """The user's home folder."""
@@ -27,12 +27,12 @@ class Place:
 
     @property
     def base(self) -> Path:
-        """What `/` is."""
+        """Folder that is `/` for the service."""
         return self.root or Path("/")
 
     @property
     def is_jetson(self) -> bool:
-        """Whether the system is NVIDIA's for Jetson boards."""
+        """True if the system is NVIDIA's for Jetson boards."""
         return (self.base / "etc/nv_tegra_release").exists()
 
     @property
@@ -42,14 +42,14 @@ class Place:
 
     @property
     def socket(self) -> str:
-        """Where clients find the service."""
+        """Path of the service's socket."""
         if self.user:
             return f"{self.environ.get('XDG_RUNTIME_DIR', '$XDG_RUNTIME_DIR')}/hearth/hearth.sock"
         return "/run/hearth/hearth.sock"
 
     @property
     def live(self) -> bool:
-        """Whether the service manager that the service is for runs."""
+        """True if the service manager that the service is for runs."""
         return self.root is None and manager.runs(self.environ, user=self.user)
 
     def files(self, *, jetson: bool) -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""Whether the service's user can run an environment: one in a home folder it cannot."""
+"""Check that the service's user can run an environment: not one in a home folder."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.packages import install_wheels
 
 HIDDEN = tuple(map(Path, ("/home", "/root", "/run/user", "/tmp", "/var/tmp")))  # noqa: S108 - what is refused
-"""What ProtectHome and PrivateTmp of the unit hide."""
+"""Folders that ProtectHome and PrivateTmp of the unit hide."""
 _PLAIN = re.compile(r"/[\w.+@:/-]+", re.ASCII)
 _REMEDY = (
     "make an environment that it can use: python3 -m venv /opt/hearth; "
@@ -26,7 +26,7 @@ def own_command() -> Path:
 
 
 def own_parts() -> list[Path]:
-    """What has to be read for `own_command` to run: the interpreter, all libraries, and Hearth."""
+    """Files that `own_command` needs to run: the interpreter, all libraries, and Hearth."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     code = {Path(line[line.index("/") :]) for line in maps if " r-xp " in line and "/" in line}
     libraries = sorted(path for path in code if path.is_file())

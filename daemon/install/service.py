@@ -36,18 +36,18 @@ USER = "hearth"
 
 @dataclass(frozen=True)
 class InstallResult:
-    """What an install did, and the command that comes next."""
+    """Result of an install, and the command that comes next."""
 
     written: list[Path]
     kept: list[Path]
     """Drop-ins of the operator's own, under a name of ours."""
     announced: bool
-    """Whether a service manager runs, which knows of the service now."""
+    """True if a service manager runs, which knows of the service now."""
     next_step: str
 
 
 def install(place: Place, hearth: Path | None, *, jetson: bool | None) -> InstallResult:
-    """Lay the files of the service down, and tell the service manager where it runs.
+    """Write the files of the service, and reload the service manager where it runs.
 
     `hearth` is the command in an image; None for the one of this environment. Raises HearthError
     for a command that the service could not run, and for files of others in the way.
@@ -137,7 +137,7 @@ def _next_step(place: Place, *, live: bool) -> str:
     if place.root is None:
         return " ".join(place.systemctl("enable", "--now", UNITS[0]))
     enable = " ".join(place.systemctl("enable", UNITS[0]))
-    # The system's own start makes users only where it is told that the image is new.
+    # The system's own start makes users only where the image is marked as new.
     return enable if place.user else f"systemd-sysusers --root={place.root}; {enable}"
 
 
