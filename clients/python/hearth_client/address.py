@@ -1,4 +1,4 @@
-"""Where the daemon's socket lies."""
+"""Address of the daemon's socket."""
 
 import grp
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from hearth_client.errors import ConnectionFailed, NotAllowed
 
 MAX_PATH_BYTES = 107
-"""What the system allows in the path of a local socket."""
+"""Most bytes that the system allows in the path of a local socket."""
 SYSTEM_PATH = Path("/run/hearth/hearth.sock")
 TCP = "tcp://"
 _SCHEME = "ipc://"
@@ -31,7 +31,7 @@ def socket_path(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def agreed_path(environ: Mapping[str, str]) -> Path:
-    """Where a user's own daemon listens, or the system's where users have no runtime folder."""
+    """Path of a user's own daemon, or of the system's where users have no runtime folder."""
     folder = environ.get("XDG_RUNTIME_DIR")
     return Path(folder) / "hearth" / "hearth.sock" if folder else SYSTEM_PATH
 
@@ -72,7 +72,7 @@ def check_access(address: str) -> None:
 
 
 def absence(address: str) -> str:
-    """Why nobody can be met at a local address now; "" where somebody may be, a busy one say."""
+    """Reason why no daemon listens at a local address; "" where one may, a busy one for example."""
     if address.startswith(_SCHEME):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
@@ -86,7 +86,7 @@ def absence(address: str) -> str:
 
 
 def _may_exist(path: Path) -> bool:
-    """Whether something is there, or may be in a folder that this user cannot look into."""
+    """True if the path exists, or may exist in a folder that this user cannot read."""
     try:
         path.stat()
     except PermissionError:

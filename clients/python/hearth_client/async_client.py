@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
 _RETURN_S = 1.0
-"""How long a reader that was cancelled may stay away before its generation is cancelled too."""
+"""Seconds that a cancelled reader may stay away before its generation is cancelled too."""
 
 
 class AsyncGeneration(Collected[AsyncSession]):
@@ -109,7 +109,7 @@ class AsyncClient:
         self._session = AsyncSession(self.address, keys, connection, timeout, silence_s)
 
     async def connect(self) -> Welcome:
-        """Open the session unless it is open; raises ConnectionFailed when nobody answers."""
+        """Open the session unless it is open; raises ConnectionFailed when no daemon answers."""
         return await self._session.open()
 
     async def generate(
@@ -148,7 +148,7 @@ class AsyncClient:
         return reply.text
 
     async def status(self) -> StatusReport:
-        """What the daemon serves and does now."""
+        """Report of what the daemon serves and does now."""
         return await self._ask(lambda i: Status(id=i), StatusReport)
 
     async def close(self) -> None:

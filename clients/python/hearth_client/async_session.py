@@ -71,7 +71,7 @@ class AsyncSession(Session):
                 self._waiters.pop(exchange.id, None)
 
     def forget(self, exchange: Exchange) -> None:
-        """End a generation that nobody can read any more; for finalisers, in any thread."""
+        """End a generation without a reader; for finalisers, in any thread."""
         if not exchange.ended and self._loop is not None:
             # Later, as this may come in the middle of a send; and not in a loop that is closed.
             with suppress(RuntimeError):
@@ -124,7 +124,7 @@ class AsyncSession(Session):
         self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._tick)
 
     def _tick(self) -> None:
-        # What has come while the loop was busy elsewhere counts as heard.
+        # Answers that came while the loop was busy elsewhere end the silence.
         self._readable()
         if self._channel is None:
             return

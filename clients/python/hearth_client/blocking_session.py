@@ -59,7 +59,7 @@ class BlockingSession(Session):
             self._post(data, frames)
 
     def forget(self, exchange: Exchange) -> None:
-        """End a generation that nobody can read any more; for finalisers, in any thread."""
+        """End a generation without a reader; for finalisers, in any thread."""
         if not exchange.ended and not self._is_a_copy():
             self._forgotten.append(exchange)
             self._cancel_forgotten()
@@ -110,7 +110,7 @@ class BlockingSession(Session):
     def _cancel_forgotten(self) -> None:
         """Cancel what was forgotten, unless the session is used now: its user does it at the end.
 
-        A finaliser waits for nobody, and may come in the middle of a send of its own thread.
+        A finaliser does not wait, and may come in the middle of a send of its own thread.
         """
         while self._forgotten and self._user.acquire(blocking=False):
             try:

@@ -1,4 +1,4 @@
-"""The ZeroMQ side of a client: one DEALER socket, and word of its disconnection."""
+"""The ZeroMQ side of a client: one DEALER socket, and the events of its disconnection."""
 
 import warnings
 import weakref
@@ -70,10 +70,10 @@ class Channel:
         return data
 
     def disconnected(self) -> bool:
-        """Whether the connection broke since the last call; drain `receive` before asking.
+        """True if the connection broke since the last call; drain `receive` before.
 
         `refused` is set for good once the other side has refused the key: ZeroMQ then gives up.
-        `unmet` is set where nobody could be connected to: ZeroMQ tries again.
+        `unmet` is set where no connection could be made: ZeroMQ tries again.
         """
         broke = False
         while True:

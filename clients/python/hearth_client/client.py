@@ -74,7 +74,7 @@ class Generation(Collected[BlockingSession]):
 class Client:
     """A session with the daemon; several generations may be open and read in turns.
 
-    `timeout` bounds the wait for the daemon's welcome, `silence_s` the wait for any sign of life
+    `timeout` bounds the wait for the daemon's welcome, `silence_s` the wait for any sign of it
     later, both in seconds. Where no daemon listens ConnectionRefused is raised at once; with a
     `timeout` of the caller's own (else it is 5) a daemon that is about to start is waited for, and
     so always is one that was met and went away.
@@ -109,7 +109,7 @@ class Client:
         self._session = BlockingSession(self.address, keys, connection, timeout, silence_s)
 
     def connect(self) -> Welcome:
-        """Open the session unless it is open; raises ConnectionFailed when nobody answers."""
+        """Open the session unless it is open; raises ConnectionFailed when no daemon answers."""
         return self._session.open()
 
     def generate(
@@ -145,7 +145,7 @@ class Client:
         return self._ask(lambda i: Detokenize(id=i, tokens=list(tokens)), Detokenized).text
 
     def status(self) -> StatusReport:
-        """What the daemon serves and does now."""
+        """Report of what the daemon serves and does now."""
         return self._ask(lambda i: Status(id=i), StatusReport)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ from hearth_client.protocol import (
 Reply = Tokens | Detokenized | StatusReport
 ReplyT = TypeVar("ReplyT", Tokens, Detokenized, StatusReport)
 RENEWALS = 3
-"""Renewals in the time of a lease: there is room for two that come late."""
+"""Renewals in the time of a lease: two of them may be late."""
 
 
 class _Kind(msgspec.Struct):
@@ -52,7 +52,7 @@ _KINDS = {kind.__struct_config__.tag for kind in get_args(ServerMessage)}
 
 
 class Exchange:
-    """What one request has been answered so far; filled by its Connection.
+    """Answers to one request so far, filled by its Connection.
 
     `deltas` holds those not yet taken by the reader. `ended` turns true with `done`, a `reply`
     or an `error`, whichever comes.
@@ -71,7 +71,7 @@ class Exchange:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing will follow."""
+        """True if no further answer will follow."""
         return self.error is not None or self.done is not None or self.reply is not None
 
 
@@ -262,7 +262,7 @@ class Connection:
 
 
 def _is_of_a_later_kind(data: bytes) -> bool:
-    """Whether this is an answer that only a newer server knows, which is to be ignored."""
+    """True if this is an answer of a kind that only newer servers have, which is to be ignored."""
     try:
         return _KIND_DECODER.decode(data).t not in _KINDS
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

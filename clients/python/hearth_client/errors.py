@@ -50,7 +50,7 @@ class ServerError(ServiceFailed):
 
 
 class InvalidValue(RequestRefused):
-    """A field has a wrong type or lies outside its range."""
+    """A field has a wrong type or is outside its range."""
 
     code = "invalid_value"
 
@@ -62,7 +62,7 @@ class UnsupportedOption(RequestRefused):
 
 
 class PromptEmpty(RequestRefused):
-    """There is no text to continue."""
+    """The prompt has no text to continue."""
 
     code = "prompt_empty"
 
@@ -110,13 +110,13 @@ class RepeatedFailure(RequestRefused):
 
 
 class AdapterUnknown(RequestRefused):
-    """There is no adapter of that name, or it was removed before the request had ended."""
+    """No adapter has that name, or it was removed before the request had ended."""
 
     code = "adapter_unknown"
 
 
 class CacheFull(RequestRefused):
-    """What this client pins would take too much of the prefix cache."""
+    """The pins of this client would take too much of the prefix cache."""
 
     code = "cache_full"
 
@@ -155,7 +155,7 @@ class TooManyClients(ServiceFailed):
 
 
 class TooManyRequests(ServiceFailed):
-    """This client has as many open requests as it may."""
+    """The client has as many open requests as it may."""
 
     code = "too_many_requests"
 
@@ -209,13 +209,13 @@ class OutOfMemory(ServiceFailed):
 
 
 class SlowClient(ServiceFailed):
-    """This client did not read its answers in time."""
+    """The client did not read its answers in time."""
 
     code = "slow_client"
 
 
 class LeaseExpired(ServiceFailed):
-    """This client was silent for longer than its lease, and its requests were ended."""
+    """The client was silent for longer than its lease, and its requests were ended."""
 
     code = "lease_expired"
 

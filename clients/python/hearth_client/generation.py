@@ -1,4 +1,4 @@
-"""What both clients' generations have in common: the text and tokens collected so far."""
+"""Base of both clients' generations: the text and tokens collected so far."""
 
 import weakref
 from copy import copy
@@ -23,7 +23,7 @@ class Collected(Generic[SessionT]):
         self._session = session
         self._exchange = exchange
         self._parts: list[str] = []
-        # At the end of the program the daemon hears of the client's own.
+        # At the end of the program the daemon gets notice of the client's own.
         weakref.finalize(self, session.forget, exchange).atexit = False
 
     @property
@@ -33,7 +33,7 @@ class Collected(Generic[SessionT]):
 
     @property
     def accepted(self) -> Accepted | None:
-        """The daemon's word that the request is queued, with the prompt's length in tokens."""
+        """The daemon's notice that the request is queued, with the prompt's length in tokens."""
         return self._exchange.accepted
 
     @property

@@ -18,7 +18,7 @@ _LINE = re.compile(r"""^\s*(public|secret|server)-key\s*=\s*["']?([^"'\s]+)""", 
 
 
 class KeyFile(NamedTuple):
-    """What a certificate file holds, as Z85 texts of 40 characters; '' for what it does not.
+    """Keys of a certificate file, as Z85 texts of 40 characters; '' for those it does not have.
 
     `server` is the public key of the daemon that the file was made for.
     """
@@ -29,7 +29,7 @@ class KeyFile(NamedTuple):
 
 
 class ClientKeys(NamedTuple):
-    """What a client proves itself by, and the public key of the daemon that it means."""
+    """Secret key of a client, and the public key of the daemon that it connects to."""
 
     secret: str
     server: str
@@ -63,7 +63,7 @@ def check_private(path: Path, status: os.stat_result, mode: int) -> None:
 
 
 def is_key(text: str) -> bool:
-    """Whether this has the form of a CURVE key, public or secret."""
+    """True if the text has the form of a CURVE key, public or secret."""
     return _KEY.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""What `generate` is given: options as keywords, and a conversation with its pictures."""
+"""Arguments of `generate`: options as keywords, and a conversation with its pictures."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -22,11 +22,11 @@ Content is text, or a list of texts, images and videos in their order.
 """
 
 _ELSEWHERE = {"timeout": "deadline_s", "num_predict": "max_tokens", "stop_sequences": "stop"}
-"""What other libraries call an option, where the names are not alike."""
+"""Names of options in other libraries, where they differ."""
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What `generate` may be given, each by its name; what is left out has its default.
+    """Options of `generate`, each by its name; one that is left out has its default.
 
     max_tokens: most tokens of the reply, 1 or more; default what fits.
     temperature: 0 to 100; 0, the default, always takes the most likely token.

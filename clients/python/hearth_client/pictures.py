@@ -32,7 +32,7 @@ _WHITE = (255, 255, 255, 255)
 
 
 class PillowImage(Protocol):
-    """What is used of an image of Pillow's."""
+    """Interface that is used of an image of Pillow's."""
 
     @property
     def mode(self) -> str:
@@ -44,7 +44,7 @@ class PillowImage(Protocol):
 
     @property
     def info(self) -> dict[Any, Any]:
-        """What else the file said."""
+        """Further metadata of the file."""
 
     def tobytes(self) -> bytes:
         """The pixels, row by row."""
@@ -58,7 +58,7 @@ class ArrayLike(Protocol):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Where its numbers lie."""
+        """Address and layout of its numbers."""
 
 
 Source: TypeAlias = "str | os.PathLike[str] | PillowImage | ArrayLike | Buffer"

@@ -186,7 +186,7 @@ ClientMessage = Hello | Generate | Cancel | Tokenize | Detokenize | Status | Lea
 
 
 class Limits(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the server accepts; sizes in bytes, lengths in tokens, times in seconds.
+    """Limits of the server; sizes in bytes, lengths in tokens, times in seconds.
 
     `images` counts the pictures of one request, those of videos among them; 0 where the model sees
     none. Each has `image_bytes` at most, all of them `request_image_bytes`. `image_tokens` is what
@@ -303,10 +303,10 @@ class ImageUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Done(Answer, tag="done"):
-    """The request ended as asked; `speculation` tells of a reply that took part in rounds.
+    """The request ended as asked; `speculation` is set for a reply that took part in rounds.
 
-    `images` is told where there were some.
-    `reason` is one of Reason, or the word of a newer server.
+    `images` is set where there were some.
+    `reason` is one of Reason, or a reason of a newer server.
     """
 
     id: str
@@ -319,7 +319,7 @@ class Done(Answer, tag="done"):
 class Error(Answer, tag="error"):
     """The request `id` failed and nothing follows for it; an empty `id` ends no request.
 
-    `retry_after_s` comes where waiting helps: after so many seconds there should be room.
+    `retry_after_s` comes where waiting helps: after so many seconds a place should be free.
     """
 
     code: str
@@ -344,7 +344,7 @@ class Detokenized(Answer, tag="text"):
 
 
 class StageReport(msgspec.Struct, kw_only=True):
-    """What one kind of engine step has done.
+    """Figures of one kind of engine step.
 
     `tokens` of a prefill were computed, those of a generation were given to replies, behind the
     first token of each.
@@ -356,7 +356,7 @@ class StageReport(msgspec.Struct, kw_only=True):
 
 
 class PrefixReport(msgspec.Struct, kw_only=True):
-    """What the prefix cache has done: of `rows` that were looked up `hits` found something.
+    """Figures of the prefix cache: of `rows` that were looked up `hits` found something.
 
     They had `queried` tokens, of which `reused` were not computed again. `bytes` are by tier.
     """
@@ -369,7 +369,7 @@ class PrefixReport(msgspec.Struct, kw_only=True):
 
 
 class SpeculationReport(Speculation, kw_only=True):
-    """What speculation has done for all replies.
+    """Figures of speculation for all replies.
 
     `steps` are verifications of a batch, `rounds` those of a reply; `accepted_by_position[i]`
     counts the rounds that gave more than i tokens.
@@ -383,7 +383,7 @@ class SpeculationReport(Speculation, kw_only=True):
 
 
 class ImagesReport(msgspec.Struct, kw_only=True):
-    """What images took in the engine's process: `images` went into prompts, as `tokens`.
+    """Figures of images in the engine's process: `images` went into prompts, as `tokens`.
 
     Those of a reply that was put back went in again. `encoded` ones went through a vision tower of
     that process, as on GPUs; the encoder's are none of them.
@@ -397,7 +397,7 @@ class ImagesReport(msgspec.Struct, kw_only=True):
 
 
 class ExecutorReport(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the engine's process has done since it started.
+    """Figures of the engine's process since it started.
 
     The replies that run have `adapter`, "" for none; it was switched `switches` times.
     """

@@ -5,11 +5,11 @@ from time import monotonic
 
 
 class RunningClock:
-    """Seconds that this process ran, as far as its readings tell; starts at 0.
+    """Seconds that this process ran, as far as its readings show; starts at 0.
 
-    Of the time between two readings at most `most_s` counts: whoever waits reads it at least that
-    often. A process that stood still (a paused machine, a frozen service, a debugger) so takes no
-    more than that for the silence of others, who may have stood still with it.
+    Of the time between two readings at most `most_s` counts: a waiting reader reads it at least
+    that often. A process that was stopped (a paused machine, a frozen service, a debugger) so takes
+    no more than that for the silence of others, which may have been stopped with it.
     """
 
     def __init__(self, most_s: float, source: Callable[[], float] = monotonic) -> None:

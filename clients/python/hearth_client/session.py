@@ -1,4 +1,4 @@
-"""What blocking and asyncio sessions have in common: taking in messages, noticing loss."""
+"""Base of blocking and asyncio sessions: message intake and detection of loss."""
 
 from collections.abc import Sequence
 
@@ -58,7 +58,7 @@ class Session:
             self.send(message)
 
     def forget(self, exchange: Exchange) -> None:
-        """End a generation that nobody can read any more; for finalisers, in any thread."""
+        """End a generation without a reader; for finalisers, in any thread."""
         raise NotImplementedError
 
     def _check_not_closed(self) -> None:
@@ -87,7 +87,7 @@ class Session:
             self._arrived(self._connection.receive(data, self._heard))
             return True
         if not self._channel.disconnected():
-            return self._channel.unmet and self._nobody_there()
+            return self._channel.unmet and self._no_daemon()
         if self._channel.refused:
             text = f"the daemon at {self._address} does not list this key: its owner says"
             self._lose(NotAllowed(f"{text} `hearth keys add`, and `hearth reload`"))
@@ -103,8 +103,8 @@ class Session:
         if self._connection.failure is not None:
             self._lose(self._connection.failure)
 
-    def _nobody_there(self) -> bool:
-        """Lose a session that meets nobody, unless its daemon is to be waited for."""
+    def _no_daemon(self) -> bool:
+        """Lose a session without a daemon, unless its start is to be waited for; True if lost."""
         if self._channel is not None:
             self._channel.unmet = False
         if self._connection.welcome is not None or self._clock.now() < self._awaited_until:
