@@ -95,7 +95,7 @@ class ChildProcess:
 
 
 class ParentProcess:
-    """The child's end: its job, what it is told, and what it answers.
+    """The child's end: its job, the requests to it, and its answers.
 
     Answers go to what was standard output, which from now on is standard error, so that nothing
     that a library prints ends up between them.

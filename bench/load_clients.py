@@ -56,7 +56,7 @@ class Tally(msgspec.Struct, kw_only=True, tag=True):
     """Counts of a check so far: requests and tokens, and the faults among them.
 
     `lost` tokens never came (those of a failed request included), `doubled` ones came though
-    nobody sent them (again), `disordered` ones came in another place. `failed` requests ended in
+    they were not sent (again), `disordered` ones came in another place. `failed` requests ended in
     an error, `misended` ones with another reason or count than asked for.
     """
 

@@ -1,7 +1,7 @@
 """An engine put together stage by stage, in a process of its own that is measured in between.
 
-`python -m hearth.bench.memory_stages JOB` tells the name of each stage, and goes on when it is
-told to.
+`python -m hearth.bench.memory_stages JOB` reports the name of each stage, and goes on at its
+parent's next message.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Models of random weights straight in the form in which an engine of kernels and others read them.
 
-Every tensor lies somewhere in one pool of numbers, so a model of any size takes the time in which
+Every tensor is a slice of one pool of numbers, so a model of any size takes the time in which
 it is written. Its numbers repeat, which the speed of a matrix product does not notice. What takes
 time and is not needed for that is left out: the checkpoint, and the known answer.
 """
@@ -49,7 +49,7 @@ def write_pooled_engine(source: Path, target: Path, options: ExportOptions) -> N
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
         write_rope(folder, model, config.max_kv_cache_capacity)
-        layout = write_kernel_weights(folder / WEIGHTS_FILE, model, parts, config, _nobody)
+        layout = write_kernel_weights(folder / WEIGHTS_FILE, model, parts, config, _no_progress)
         write_layout(folder, layout)
         seal_own(folder, config.model_name)
         write_config(folder, structs.replace(config, files=record(folder, None)))
@@ -149,5 +149,5 @@ def _gains(size: int) -> NDArray[np.float32]:
     return gains
 
 
-def _nobody(_count: int) -> None:
-    """For what is over before anybody would look."""
+def _no_progress(_count: int) -> None:
+    """Report no progress, for work that is over at once."""

@@ -1,4 +1,4 @@
-"""A Hugging Face folder of random weights in the shape of Qwen3, and of words without meaning."""
+"""A Hugging Face folder in the shape of Qwen3: random weights, a vocabulary without meaning."""
 
 import json
 import math
@@ -124,7 +124,7 @@ def _shards(shape: Shape, rng: Normals) -> Iterator[Weights]:
             shard.update(_layer(shape, layer, rng))
         yield shard
     yield {
-        # Small beside the layers' outputs: a model that hears only its last token repeats it.
+        # Small beside the layers' outputs: a model that sees only its last token repeats it.
         "model.embed_tokens.weight": _matrix(rng, shape.vocabulary, shape.hidden, width=0.16),
         "model.norm.weight": _gain(rng, shape.hidden),
     }

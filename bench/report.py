@@ -21,7 +21,7 @@ COMMIT_VARIABLE = "BENCH_COMMIT"
 _GIT = ("git", "rev-parse", "--short=12", "HEAD")
 _WHOLE = 1000
 _PLAIN_WIDTH = 200
-"""Columns of a table that nobody looks at through a terminal."""
+"""Columns of a table that is not printed to a terminal."""
 
 
 def note(text: str) -> None:

@@ -13,7 +13,7 @@ from hearth_client import AsyncClient
 
 _CAPACITY = 2048
 NO_REUSE = ("--prefix-cache-bytes", "0")
-"""Flags for a bench that times prompts which come again, or that nobody ever sends again."""
+"""Flags without reuse of prompts, for a bench that times repeated ones or sends each once."""
 
 
 def engine_option(stand_in: str) -> Callable[[Any], Any]:

@@ -110,7 +110,7 @@ async def watch(client: AsyncClient, ask: Ask, due: float) -> Seen:
 
 
 async def _lateness(end: float) -> list[float]:
-    """By how many seconds this loop is late, looked at now and then."""
+    """Seconds by which this loop is late, sampled now and then."""
     late: list[float] = []
     while (due := monotonic() + _LOOK_S) < end:
         late.append(await _until(due))

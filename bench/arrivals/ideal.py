@@ -80,7 +80,7 @@ class Workload:
 
 
 MAX_RANK = 4
-"""Of the toy engine's adapters."""
+"""Greatest rank of the toy engine's adapters."""
 _OF_MLP = ("gate", "up", "down")
 
 
@@ -160,9 +160,9 @@ def first_come(
 ) -> list[Served]:
     """Serve requests, which come in the order of their times, in `places` that are never idle.
 
-    At the border of two calls whoever waits takes the free places. All of them share one prefill
+    At the border of two calls waiting requests take the free places. All of them share one prefill
     call, which gives their first token; calls of prefill and decode take turns where both have
-    something to do. Nothing else takes time. `following(now)` is asked for another request when
+    something to do. Nothing else takes time. `following(now)` is called for another request when
     one has ended.
     """
     waiting = deque(asks)

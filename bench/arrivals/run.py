@@ -41,7 +41,7 @@ from hearth_client.protocol import ExecutorReport
 PLACES = 8
 SATURATED = "saturated"
 ONE = "/one"
-"""Behind the name of a load: the same with one adapter."""
+"""Suffix of a load's name: the same load with one adapter."""
 LOADS = ("0.5", "0.8", "0.95", SATURATED)
 MODES = ("joining", "synchronous")
 _FIELDS = (
@@ -67,9 +67,9 @@ _FLAGS = (
 class ArrivalPlan(NamedTuple):
     """Loads measured on an engine folder, under daemons with `flags`; `seconds` of each load.
 
-    `keep` hears mode, load and figures of each load as soon as they are there. Requests ask for one
-    of so many `adapters`; where these are several each load is repeated with one. They are of so
-    many `clients` by chance, 0 is for connections that take turns.
+    `keep` is called with mode, load and figures after each load. Requests ask for one of so many
+    `adapters`; where these are several each load is repeated with one. They are of so many
+    `clients` by chance, 0 is for connections that take turns.
     """
 
     engine: Path
@@ -150,7 +150,7 @@ def _judge(found: Mapping[str, ArrivalFigures]) -> int:
 
 
 class ArrivalRun:
-    """Loads one after the other; the rate of a full house is measured in the first mode."""
+    """Loads one after the other; the rate of full places is measured in the first mode."""
 
     def __init__(self, plan: ArrivalPlan) -> None:
         self.full_house_tokens_per_s = 0.0

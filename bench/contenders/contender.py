@@ -15,7 +15,7 @@ Device = Literal["cpu", "cuda"]
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of a contender: `path` of its model, `prompt` as ids, room for `steps`.
+    """Arguments of a contender: `path` of its model, `prompt` as ids, and `steps` to reserve.
 
     `precision` is one of `torch_models.PRECISIONS`, or empty for the fastest of them.
     `bytes` is the size of the floor's buffer, or what a pass on a GPU reads; `spin` is Hearth's

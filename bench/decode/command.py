@@ -232,9 +232,9 @@ def run_gpu(
     cache: Path,
     keep: Callable[[Mapping[str, GPUFigures]], None],
 ) -> dict[str, GPUFigures]:
-    """Figures by `engine/model/bN`; what cannot run is told and has none.
+    """Figures by `engine/model/bN`; a case that cannot run is reported and has none.
 
-    `keep` hears the figures so far after every case.
+    `keep` is called with the figures so far after every case.
     """
     plan = structs.replace(plan, engines=tuple(filter(_is_served, plan.engines)))
     figures: dict[str, GPUFigures] = {}

@@ -43,7 +43,7 @@ from hearth.runtime.request import CacheUse, RequestOptions, RowToken
 
 _INSTANT = 1e-9
 LEAST_SAVED = 0.9
-"""Of the time that the shared tokens take."""
+"""Least share that has to be saved of the time that the shared tokens take."""
 
 
 class Round(NamedTuple):
@@ -64,7 +64,7 @@ class Round(NamedTuple):
 
 
 class SharedFigures(msgspec.Struct, kw_only=True):
-    """So many shared tokens; medians of all rounds.
+    """Figures of one number of shared tokens; medians of all rounds.
 
     `saved_share` is of the time that the shared tokens take, `ttft_ratio` the time to the first
     token over that without a cache, `fill_cost` the same of a prompt that was new. `equal` is the
@@ -204,10 +204,10 @@ class PrefixSession:
         return structs.replace(figures, dtype=self._runtime.config.dtype)
 
     def _bytes_per_token(self) -> float:
-        """By a prompt of whole pages, the first that an empty cache sees."""
+        """Bytes per token in the cache, by a prompt of whole pages, the first of an empty cache."""
         tokens = 8 * _PAGE
         self._run(self._tokens(tokens), "use", reply=1)
-        # Whoever looks up next sees what has been saved.
+        # The next look-up sees what has been saved.
         self._run(self._tokens(_PAGE), "bypass", reply=1)
         held = sum(self._metrics.bytes.values())
         if not held:

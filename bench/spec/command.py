@@ -210,7 +210,7 @@ class Prompt(msgspec.Struct, frozen=True):
 def held_out_prompts(count: int) -> list[Prompt]:
     """`count` prompts, spread evenly over all that are held out; raises `invalid_value`.
 
-    They are made by the program that makes the training data, which lies beside the shipped model.
+    They are made by the program that makes the training data, which is beside the shipped model.
     """
     command, folder = [sys.executable, *_PROGRAM], SOURCE.parents[1]
     try:

@@ -332,7 +332,7 @@ def divergence(
 
 
 def _gap(reference: RowToken, token_id: int) -> float:
-    """By how much the reference's token led another; infinite where that is not near the top."""
+    """Lead of the reference's token over another; infinite where that is not near the top."""
     known = {top.token_id: top.logprob for top in reference.top}
     if reference.logprob is None or token_id not in known:
         return float("inf")

@@ -40,12 +40,12 @@ class Asked(msgspec.Struct, kw_only=True):
 
     @property
     def ready(self) -> float:
-        """From the receipt of the last frame until the embeddings were there."""
+        """Seconds from the receipt of the last frame until the embeddings were there."""
         return self.tokenize + self.encode
 
     @property
     def encode(self) -> float:
-        """From the tokens of the prompt until the embeddings were there."""
+        """Seconds from the prompt's tokens until the embeddings were there."""
         return self.decode + self.resize + self.engine + self.hand_over
 
 

@@ -166,7 +166,7 @@ def hidden_figures(
 
 
 def _length(spans: Sequence[Span]) -> float:
-    """Seconds that lie in one span at least."""
+    """Seconds that at least one span covers."""
     total, end = 0.0, float("-inf")
     for began, ended in sorted(spans):
         total += max(0.0, ended - max(began, end))

@@ -45,5 +45,5 @@ def photograph(size: Size, seed: int = 0) -> bytes:
 
 
 def renamed(jpeg: bytes, number: int) -> bytes:
-    """The same picture in a file of other bytes, which nobody has kept anything of."""
+    """The same picture in a file of other bytes, which no cache has."""
     return jpeg + number.to_bytes(8, "big")

@@ -215,7 +215,7 @@ class VisionSession:
         )
 
     def _exam(self, daemon: OwnDaemon) -> dict[str, float]:
-        """Shares of right answers by group, by the program that lies beside the shipped model."""
+        """Shares of right answers by group, by the program beside the shipped model."""
         note("the exam")
         given = ("--socket", str(daemon.socket), "--each", str(self._plan.exam), "--json")
         command, folder = [sys.executable, "-m", _EXAM, *given], VISION.parents[1]
@@ -235,7 +235,7 @@ class VisionSession:
             return measure_text_rows(plan.engine, file, plan.row_rounds, plan.row_tokens)
 
     def _new(self, jpeg: bytes) -> bytes:
-        """A picture that nobody has seen yet."""
+        """A picture that is in no cache yet."""
         return renamed(jpeg, next(self._numbers))
 
     def _tried(self, name: str, measure: Callable[[], T]) -> T | None:
@@ -249,12 +249,12 @@ class VisionSession:
 
 
 def _encoding(request: FinishedRequest) -> Span:
-    """From a prompt's tokens until the embeddings of its pictures were there."""
+    """Span from a prompt's tokens until the embeddings of its pictures were there."""
     began = request.opened + request.tokenize_s
     return began, began + request.images_s
 
 
 def _replying(request: FinishedRequest) -> Span:
-    """From a request's first token to its last."""
+    """Span from a request's first token to its last."""
     first = _encoding(request)[1] + request.queue_s + request.prefill_s
     return first, first + request.decode_s

@@ -1,4 +1,4 @@
-"""Who is timed over pictures, in a process of its own: thread pools and memory stay apart."""
+"""Worker: a contender that is timed over pictures in a process of its own, with its own threads."""
 
 import os
 import time
@@ -14,7 +14,7 @@ from hearth.bench.contenders.worker import PACKAGES, missing
 from hearth.runtime.errors import HearthError
 
 Work = Literal["patches", "torchvision", "first_token"]
-"""From a file to the tower's input, by the fastest processor or torchvision's, or to a token."""
+"""Work on a file: to the tower's input by the fastest processor or torchvision's, or to a token."""
 _LOAD_TIMEOUT_S = 120.0
 _LOOK_TIMEOUT_S = 60.0
 _CLASSES = {
