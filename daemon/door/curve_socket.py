@@ -128,8 +128,8 @@ class CurveSocket:
 
     Connections go by the routing ids that ZeroMQ itself gives them, each once, from a secret number
     on. It also takes what a peer calls itself, and ends the process when its own count comes there:
-    so whoever chooses an id is answered with an error and closed, and keys open connections at a
-    rate that SECURITY.md reckons with.
+    so a peer that chooses an id is answered with an error and closed, and keys open connections at
+    a rate that SECURITY.md reckons with.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CurveSocket:
         self._by_number: dict[int, _Connection] = {}
         self._closed: list[int] = []
         self._context = zmq.Context()
-        # ZeroMQ takes its first routing id from there, and nobody else has given it a seed.
+        # ZeroMQ takes its first routing id from there, and nothing else has given it a seed.
         ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in _options(settings.current).items():
@@ -166,7 +166,7 @@ class CurveSocket:
         self._socket.setsockopt(zmq.CURVE_SERVER, 1)
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
         self._socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-        # Without it whoever comes while nobody answers is let in.
+        # Without it a peer that connects while no handler answers is admitted.
         self._socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._socket.monitor(_MONITOR, _EVENTS)
         self._monitor = self._context.socket(zmq.PAIR)
@@ -191,9 +191,9 @@ class CurveSocket:
         self._clients = clients
 
     def receive(self) -> Received | None:
-        """The next message of a client that is listed, None when there is none now.
+        """The next message of a listed client, None when there is none now.
 
-        It is of who has cost the least, among those whose messages can be held here.
+        Its sender has cost the least among those whose messages can be held here.
         """
         while True:
             self._hold()
@@ -231,7 +231,7 @@ class CurveSocket:
                 self._look()
                 return None
             rest = self._rest()
-            # Behind the message: whoever had its descriptor before is known to have left.
+            # Behind the message: the peer that had its descriptor before is known to have left.
             self._look()
             connection = self._known(frame, delimited=rest[0])
             if connection is not None and self._skips:
@@ -328,7 +328,7 @@ class CurveSocket:
             return known if known.key == key else None
         if not self._is_given(routing_id):
             self._refused += 1
-            # An id that is taken has no answer: nobody may try many to find what is near the count.
+            # An id in use gets no answer: no peer may try many to find one near the count.
             self._zap.put_off(key)
             self._send(routing_id, _NAMED, delimited=delimited)
             return None
@@ -339,7 +339,7 @@ class CurveSocket:
             if self._count_of(routing_id) < self._count_of(connection.routing_id):
                 # It has left, and another has come in its place.
                 return None
-            # What was heard here before was still of one that had left.
+            # Earlier messages by this descriptor were of a peer that had left.
             self._unname(connection)
         connection.number, connection.routing_id, connection.key = (
             next(self._numbers),
@@ -447,7 +447,7 @@ def _options(settings: DoorSettings) -> dict[int, int]:
         zmq.SNDHWM: settings.send_mark,
         zmq.RCVHWM: settings.receive_mark,
         zmq.HANDSHAKE_IVL: round(settings.handshake_s * 1000),
-        # The kernel tells of a peer's death; a heartbeat would only cut off one that is paused.
+        # The kernel reports a peer's death; a heartbeat would only cut off one that is paused.
         zmq.HEARTBEAT_IVL: 0,
         zmq.LINGER: 0,
     }

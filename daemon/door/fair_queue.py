@@ -26,10 +26,10 @@ class FairShares(Generic[K]):
         return self._costs.get(who, 0.0)
 
     def come(self, who: K, waiting: Collection[K] = ()) -> None:
-        """Take note of one that has waited for nothing until now; `waiting` are the others.
+        """Note that a sender has something waiting from now on; `waiting` are the others.
 
-        One that is new has cost as much as whoever has cost the most of them: those that come anew
-        each time would else always be before all others.
+        A new sender has cost as much as the one of them that has cost the most: those that come
+        anew each time would else always be before all others.
         """
         known = self._costs.get(who)
         if known is None:
@@ -37,12 +37,12 @@ class FairShares(Generic[K]):
         self._costs[who] = max(known, self._clock)
 
     def begin(self, who: K) -> None:
-        """Take note of one that is served now."""
+        """Note that a sender is served now."""
         self.come(who)
         self._clock = self._costs[who]
 
     def charge(self, who: K, seconds: float) -> None:
-        """Count what something of this one has taken."""
+        """Add a cost to a sender."""
         self.come(who)
         self._costs[who] += seconds
 
@@ -68,7 +68,7 @@ class FairQueue(Generic[T]):
         return bool(self._waiting)
 
     def add(self, peer: str, connection: int, message: T) -> None:
-        """Let a message wait for its turn."""
+        """Add a message behind the others of its connection."""
         if peer not in self._waiting:
             self._waiting[peer] = {}
             self._peers.come(peer)
@@ -95,7 +95,7 @@ class FairQueue(Generic[T]):
         return message
 
     def charge(self, peer: str, connection: int, seconds: float) -> None:
-        """Count what a message of this connection has taken."""
+        """Add the cost of a message to its connection."""
         self._peers.charge(peer, seconds)
         self._peers.forget(self._waiting)
         charges = self._connections.setdefault(peer, FairShares())

@@ -20,11 +20,11 @@ class FinishedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     Five stages follow one another from `opened` on: `tokenize_s` until the prompt's ids were there,
     `images_s` until the embeddings of its images were, `queue_s` until it got a place, `prefill_s`
     until its first token, `decode_s` until its last; each is 0 where it was not ended.
-    `detokenize_s` lies within and behind decoding: how long its tokens took to become text.
+    `detokenize_s`, within and behind decoding, is how long its tokens took to become text.
     `ttft_s` is when its first token left for the client, after `opened`. `client` is the client's
     own text. `reason` is that of `done`, the code of an error, or why its session ended; `failed`
-    is true for all but the first. `chat` tells a conversation from a prompt. `images` is what
-    `done` tells of them. `options` hold text of the client, `stop`: who keeps records leaves them
+    is true for all but the first. `chat` is true for a conversation, false for a prompt. `images`
+    is that of `done`. `options` hold text of the client, `stop`: records that are kept leave them
     out. `cached_tokens` of the prompt came from the prefix cache.
     """
 
@@ -121,7 +121,7 @@ def log_finished(ended: FinishedRequest) -> None:
         completion_tokens=ended.completion_tokens,
         tokenize_ms=milliseconds(ended.tokenize_s),
         **({"adapter": ended.adapter} if ended.adapter else {}),
-        **_told_of_images(ended),
+        **_image_fields(ended),
         queue_ms=milliseconds(ended.queue_s),
         prefill_ms=milliseconds(ended.prefill_s),
         decode_ms=milliseconds(ended.decode_s),
@@ -131,7 +131,7 @@ def log_finished(ended: FinishedRequest) -> None:
     )
 
 
-def _told_of_images(ended: FinishedRequest) -> dict[str, float]:
+def _image_fields(ended: FinishedRequest) -> dict[str, float]:
     if ended.images is None:
         return {}
     images = ended.images

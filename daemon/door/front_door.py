@@ -98,8 +98,8 @@ class FrontDoor:
     """Serves clients on a local socket, with `keys` on TCP too; docs/architecture.md has its place.
 
     The sockets are opened by the constructor: `already_running` or `socket_unusable` is raised
-    there. `environ` tells of socket activation and of the agreed place. `listeners` hear of every
-    generation that has ended, `on_step` of every step that gave tokens. The bytes of clients'
+    there. `environ` has socket activation and the agreed path. `listeners` are called with every
+    generation that has ended, `on_step` with every step that gave tokens. The bytes of clients'
     pictures go into the arena `pictures`, where the model sees. `ended` is set when `run` is over.
     """
 
@@ -160,7 +160,7 @@ class FrontDoor:
             if session.key and session.key not in clients:
                 _log.info("a client is not allowed any more", client=session.client)
                 self._end(session, "not_allowed", "the key of this client is not listed any more")
-        # Behind these last words.
+        # Behind these last answers.
         if self._socket.tcp is not None:
             self._socket.tcp.allow(clients)
 
@@ -176,7 +176,7 @@ class FrontDoor:
             if service_state.serves:
                 self._tracker.executor_is(ready=service_state.state == "ready")
             if service_state.state in ("starting", "loading"):
-                # The executor that they tell of is gone.
+                # The executor that they describe is gone.
                 self._state.metrics = None
         if facts is not None:
             self._state.facts = facts

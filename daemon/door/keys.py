@@ -166,7 +166,7 @@ def _write(
 
 
 def _give(path: Path, like: Path) -> None:
-    """Let root's files belong to whom the folder belongs, which the service has to read."""
+    """Give root's files to the owner of the folder, as the service has to read them."""
     if os.geteuid() == 0:
         status = like.stat()
         os.chown(path, status.st_uid, status.st_gid)

@@ -81,7 +81,7 @@ def check_free(setting: str, environ: Mapping[str, str]) -> None:
     if environ.get("LISTEN_PID") == str(os.getpid()):
         return
     path = _path_of(setting, environ, None)
-    with suppress(OSError):  # One that is not there is free; what cannot be read is told later.
+    with suppress(OSError):  # A missing file is free; an unreadable one is reported later.
         lock = os.open(_lock_file(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -79,9 +79,8 @@ class _Connection:
 class LocalSocket:
     """A ROUTER without libzmq, on a listener which it owns.
 
-    What it holds for connections, of messages that are not whole and of answers that are not
-    taken, is at most `memory_bytes`; above, that of the user for whom it holds most is closed, for
-    which it holds most.
+    Partial messages and untaken answers of all connections are at most `memory_bytes`; above that
+    the largest connection of the user with the most is closed.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class LocalSocket:
         self._accepts = True
         self._connections: dict[int, _Connection] = {}
         self._by_descriptor: dict[int, _Connection] = {}
-        self._strangers: dict[int, _Connection] = {}
+        self._without_session: dict[int, _Connection] = {}
         self._handshakes: deque[tuple[float, int]] = deque()
         self._accepted: list[int] = []
         self._closed: list[int] = []
@@ -184,13 +183,13 @@ class LocalSocket:
 
     def session_began(self, connection: int) -> None:
         """Implement DoorSocket."""
-        self._strangers.pop(connection, None)
+        self._without_session.pop(connection, None)
 
     def session_ended(self, connection: int) -> None:
         """Implement DoorSocket."""
         known = self._connections.get(connection)
         if known is not None:
-            self._strangers[connection] = known
+            self._without_session[connection] = known
 
     def take_closed(self) -> list[int]:
         """Implement DoorSocket."""
@@ -302,7 +301,7 @@ class LocalSocket:
             return False
         except OSError:
             size = most = 0
-        # The system tells where there is more; of a large frame more comes at once.
+        # The kernel reports where there is more; of a large frame more comes at once.
         connection.readable = size == most or room is not None
         if not size:
             self._close(connection)
@@ -370,34 +369,34 @@ class LocalSocket:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._no_room(error)
+                self._accept_failed(error)
                 return
             self._admit(accepted)
 
     def _admit(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         connection = _Connection(next(self._numbers), accepted, self._limits)
-        if len(self._strangers) >= STRANGERS:
+        if len(self._without_session) >= STRANGERS:
             self._close(self._least(connection.uid))
         self._connections[connection.number] = connection
         self._by_descriptor[connection.descriptor] = connection
-        self._strangers[connection.number] = connection
+        self._without_session[connection.number] = connection
         self._accepted.append(connection.number)
         self._epoll.register(connection.descriptor, _IN)
-        # Before anything is heard: libzmq sends 10 bytes and waits.
+        # Before anything is received: libzmq sends 10 bytes and waits.
         self._reply(connection, GREETING)
 
     def _least(self, uid: int | None = None) -> _Connection:
-        """The oldest stranger of the user who has most of them, with one more of `uid`."""
-        users = Counter(one.uid for one in self._strangers.values())
+        """Oldest connection without a session of the user with most, one more of `uid` counted."""
+        users = Counter(one.uid for one in self._without_session.values())
         if uid is not None:
             users[uid] += 1
         most = max(users, key=lambda one: users[one])
-        return next(one for one in self._strangers.values() if one.uid == most)
+        return next(one for one in self._without_session.values() if one.uid == most)
 
-    def _no_room(self, error: OSError) -> None:
+    def _accept_failed(self, error: OSError) -> None:
         """Free a place for a connection that waits to be accepted, or let it wait for a while."""
-        if self._strangers:
+        if self._without_session:
             self._close(self._least())
             return
         _log.warning("no connection could be taken", reason=error.strerror)
@@ -410,7 +409,7 @@ class LocalSocket:
             return
         del self._by_descriptor[connection.descriptor]
         self._held -= connection.held
-        if self._strangers.pop(connection.number, None) is None:
+        if self._without_session.pop(connection.number, None) is None:
             self._closed.append(connection.number)
         self._epoll.unregister(connection.descriptor)
         connection.socket.close()

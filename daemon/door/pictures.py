@@ -56,13 +56,13 @@ class Pictures:
         return self._slots.used
 
     def reserve(self, frames: Sequence[memoryview], own: int, share: float) -> list[Slot]:
-        """A slot for each frame; nothing is taken where HearthError is raised.
+        """Reserve a slot for each frame; nothing is taken where HearthError is raised.
 
         `own` bytes are taken by the same client, for which `within_share` has `share`.
         Raises `image_too_large` for what would never fit, `queue_full` and `too_many_requests` for
-        want of room.
+        want of free memory.
         """
-        self._check_room(sum(slot_bytes(len(frame)) for frame in frames), own, share)
+        self._check_free(sum(slot_bytes(len(frame)) for frame in frames), own, share)
         slots: list[Slot] = []
         for frame in frames:
             slot = self._slots.take(len(frame))
@@ -102,7 +102,7 @@ class Pictures:
         for slot in slots:
             self._slots.free(slot)
 
-    def _check_room(self, size: int, own: int, share: float) -> None:
+    def _check_free(self, size: int, own: int, share: float) -> None:
         most = self._slots.size
         if size > most:
             text = f"the pictures of this request have {size} bytes: the daemon holds {most} in all"

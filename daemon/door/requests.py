@@ -221,7 +221,7 @@ class ClientMessageHandler:
         deadline = None if message.deadline_s is None else now + message.deadline_s
         if message.adapter:
             self._check_adapter(message.adapter)
-        self._check_room(session, now)
+        self._check_queue(session, now)
         request = self._sessions.admit(session, message.id, "generate", now, deadline)
         self._tracker.retry_after.works(now, working=True)
         request.timestamps, request.traceparent = message.timestamps, message.traceparent
@@ -240,7 +240,7 @@ class ClientMessageHandler:
             text = f"there is no adapter {name!r} here: {there}"
             raise HearthError("adapter_unknown", text, "adapter")
 
-    def _check_room(self, session: Session, now: float) -> None:
+    def _check_queue(self, session: Session, now: float) -> None:
         """Raise for a generation that the scheduler would refuse, before anything is encoded.
 
         The door counts what is open: as many as there are places run, the others wait.

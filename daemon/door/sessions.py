@@ -151,8 +151,8 @@ class OpenRequest:
 class Session:
     """One connection that has said hello; `delimited` ones get an empty frame before answers.
 
-    `number` tells sessions apart as long as the daemon lives; `connection` is the number of theirs,
-    which no other connection gets. `peer` says who the client is, whatever it calls itself:
+    `number` is unique as long as the daemon runs; `connection` is the number of its connection,
+    which no other connection gets. `peer` identifies the client, whatever it calls itself:
     `uid:N` on the local socket, `key:PUBLICKEY` on TCP. `status_only` ones may ask for
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.

@@ -12,7 +12,7 @@ class DoorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     A client does not read once `slow_bytes` of answers wait for it, or nothing could be sent to it
     for `slow_s`, or more than `unread_share` of `client_memory_mb` waits for all clients and the
-    most of it for this one; `send_mark` answers lie with ZeroMQ on TCP, beside these. `answer_s`
+    most of it for this one; `send_mark` answers wait in ZeroMQ on TCP, beside these. `answer_s`
     bounds the wait for other actors where a request sets no deadline of its own. On TCP, where
     ZeroMQ does not report what it holds, the process may grow by `client_memory_mb`.
     """

@@ -11,7 +11,7 @@ FLUSH_S = 0.5
 
 
 class Received(NamedTuple):
-    """One message: who sent it, whether an empty delimiter came first, its first frame.
+    """One message: its connection, if an empty delimiter came first, its first frame.
 
     `connection` is a number that no other connection gets, whatever a client calls itself. `frames`
     counts all frames after the delimiter. Those behind the first are `pictures`, as they were

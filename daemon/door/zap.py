@@ -20,8 +20,8 @@ _TURN = 64
 class Zap:
     """The handler of one context. ZeroMQ asks once for each connection that shows a CURVE key.
 
-    A key that is let in is the `User-Id` of all that comes from there. `admitted` counts those who
-    were. Who comes too often is told to come again, so that nobody can use up routing ids.
+    An admitted key is the `User-Id` of all that comes from there. `admitted` counts those that
+    were. A key that comes too often has to retry later, so that no peer can use up routing ids.
     """
 
     def __init__(

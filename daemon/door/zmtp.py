@@ -74,7 +74,7 @@ class Zmtp:
     """One connection's side. Take all events before more bytes are given.
 
     A large frame is received in place: where `room` is not None it is to be filled, and `filled`
-    told. How bytes are split does not matter, nor which of the two ways they come.
+    called. How bytes are split does not matter, nor which of the two ways they come.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -108,7 +108,7 @@ class Zmtp:
         return self._body[-self._missing :]
 
     def filled(self, size: int) -> None:
-        """Take note of so many bytes in what `room` gave."""
+        """Note that so many bytes of the buffer of `room` were filled."""
         self._missing -= size
 
     def receive_data(self, data: bytes) -> None:

@@ -324,7 +324,11 @@ def test_what_is_held_is_what_is_there_whatever_peers_do(
     for peer in peers:
         peer.close()
     door.until(lambda: not door.socket._connections)
-    assert (door.socket._held, door.socket._strangers, door.socket._by_descriptor) == (0, {}, {})
+    assert (door.socket._held, door.socket._without_session, door.socket._by_descriptor) == (
+        0,
+        {},
+        {},
+    )
 
 
 def test_without_handles_the_oldest_stranger_leaves_and_then_others_wait(
