@@ -1,4 +1,4 @@
-"""The actors that supervisors keep: what each is told when it starts, and when it is ready."""
+"""Plans of the actors that supervisors keep: the settings that each gets at its start."""
 
 import sys
 from pathlib import Path

@@ -72,10 +72,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     `reason` says why it cannot be, `code` and `field` name that for programs. `memory` is that of
     the engine's device; an engine of a GPU with memory of its own needs `host_memory` beside it.
     `library` is empty where none serves the engine, `kernels` None where it has none of its own.
-    `outdated` tells what may be wrong in an engine that an older Hearth exported, "" for nothing.
-    `speculation` tells how several tokens a step are tried, `chosen` why batch and capacity are
-    smaller than exported where nobody asked. `answer` is that of the engine compared with the known
-    one, "none" where there is none. `bindings` are those of the engine once it has been loaded.
+    `outdated` says what may be wrong in an engine that an older Hearth exported, "" for nothing.
+    `speculation` names how several tokens a step are tried, `chosen` why batch and capacity are
+    smaller than exported where no setting asked. `answer` is that of the engine compared with the
+    known one, "none" where there is none. `bindings` are those of the engine once it is loaded.
     """
 
     ok: bool

@@ -115,7 +115,7 @@ def kernel_cache(
     opening: Callable[[], CudaContext] = open_context,
     kernels: Path | None = None,
 ) -> KernelCache:
-    """Look for those of a base and its draft on the first GPU, in `kernels` or where all lie.
+    """Count the compiled kernels of a base and draft for the first GPU, in `kernels` or the cache.
 
     Nothing is compiled. Raises `engine_incompatible` where there is no GPU, or one that the
     compiler does not know.
@@ -133,8 +133,8 @@ def compile_kernels(
 ) -> KernelCache:
     """Compile what is missing for these GPUs to where an executor looks for it; no GPU is needed.
 
-    `compiled` counts those that are there in the end. `progress` hears how many of how many are
-    done. Raises `engine_incompatible` for a GPU that the compiler does not know, and
+    `compiled` counts those that are there in the end. `progress` is called with the number done and
+    that of all. Raises `engine_incompatible` for a GPU that the compiler does not know, and
     `invalid_value` where the cache folder cannot be written.
     """
     wanted = _programs(folder, deployment, targets, kernels)

@@ -22,7 +22,7 @@ _PAUSE_S = 0.05
 
 
 class OwnDaemon:
-    """A running `hearth serve` with `flags`; socket and log lie in `folder`.
+    """A running `hearth serve` with `flags`; socket and log are in `folder`.
 
     `environ` is added to its environment; `log` names another place for the log.
     """
@@ -95,14 +95,14 @@ class OwnDaemon:
                 return
             time.sleep(_PAUSE_S)
         how = f"is not ready after {seconds:.0f} s" if self.runs else "did not start"
-        raise Failure(f"the daemon {how}: {self._last_words()}")
+        raise Failure(f"the daemon {how}: {self._last_lines()}")
 
     def stop(self) -> None:
         """End it as a service manager would; raises Failure unless it ends cleanly and in time."""
         self._process.send_signal(signal.SIGTERM)
         code = self.wait(_STOP_S)
         if code:
-            raise Failure(f"the daemon ended with exit code {code}: {self._last_words()}")
+            raise Failure(f"the daemon ended with exit code {code}: {self._last_lines()}")
 
     def kill(self) -> None:
         """End it at once, if it still runs."""
@@ -116,7 +116,7 @@ class OwnDaemon:
         except ConnectionFailed:
             return False
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         lines = self.log().splitlines()
         return lines[-1] if lines else "it wrote no log"
 

@@ -106,11 +106,11 @@ def serve(
     read: Callable[[], Settings] | None = None,
     send_again: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve the engine folder until told to stop; the exit code, as docs/operations.md has them.
+    """Serve the engine folder until asked to stop; the exit code, as docs/operations.md has them.
 
     A failure is logged. `read` gives the settings as they are to be after a reload, or raises
     HearthError; without it they stay. `send_again` sends the signals that were held until now,
-    when there is somebody to hear them.
+    when their handlers are there.
     """
     log = configure_logging(settings.logs.log_level, settings.logs.log_format)
     _warn_of(settings)

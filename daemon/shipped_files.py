@@ -20,10 +20,10 @@ PICTURE = _ROOT / "daemon" / "demo" / "scene.jpg"
 
 
 def shipped_model(path: Path) -> Path:
-    """The shipped model that `path` is the name of, unless something of its own lies there."""
+    """The shipped model that `path` is the name of, unless a file of that name is there."""
     return path if path.exists() else MODELS.get(str(path), path)
 
 
 def shipped_picture(path: Path) -> Path:
-    """The shipped picture where `path` is its name, unless something of its own lies there."""
+    """The shipped picture where `path` is its name, unless a file of that name is there."""
     return PICTURE if str(path) == PICTURE.name and not path.exists() else path

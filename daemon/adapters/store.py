@@ -91,7 +91,7 @@ class AdapterFolder:
             text = f"there is no adapter {name}: `hearth adapter list` shows them"
             raise HearthError("adapter_unknown", text, "name")
         try:
-            # No name of an adapter: whoever lists the folder meanwhile does not see it.
+            # No name of an adapter: a list of the folder meanwhile does not have it.
             grave = Path(mkdtemp(prefix=".", dir=self.path))
             folder.rename(grave / name)
         except OSError as error:

@@ -81,10 +81,10 @@ def list_(socket: str | None, *, as_json: bool) -> None:
         if not answer.max_rank:
             click.echo("the engine takes none: export the model with --max-lora-rank")
     else:
-        out().print(table([(one.name, _words(one)) for one in answer.adapters]))
+        out().print(table([(one.name, _status_text(one)) for one in answer.adapters]))
 
 
-def _words(one: AdapterInfo) -> str:
+def _status_text(one: AdapterInfo) -> str:
     told = [f"rank {one.rank}", size(one.bytes)] if one.rank else []
     told += [f"for {printable_name(one.base)}"] if one.base else []
     told += [f"not served: {one.problem}"] if one.problem else []

@@ -222,7 +222,7 @@ def chat(
     with wrong_usage():
         check_options(RequestOptions(**options))
     typed = sys.stdin.isatty()
-    # Who types sees what is waited for, and can leave; a program is told at once.
+    # A user at a terminal sees what is waited for, and can leave; a program gets an error at once.
     with connected(socket, key, name="hearth-chat", wait=typed) as client:
         conversation = Conversation(EXAMPLE_HOME if example else system, client.connect().limits)
         if typed:
@@ -309,7 +309,7 @@ def _answer(client: Client, conversation: Conversation, text: str, options: dict
 
 def _reply(client: Client, conversation: Conversation, text: str, options: dict[str, Any]) -> None:
     began = time.monotonic()
-    with _keys_kept_back(), _waiting_told() as told:
+    with _keys_kept_back(), _waiting_shown() as told:
         generation = client.generate(messages=conversation.messages(text), **options)
         with _interrupt_cancels(generation):
             first = _stream(generation, told)
@@ -342,7 +342,7 @@ def _stream(generation: Generation, told: Timer) -> float:
 
 
 @contextmanager
-def _waiting_told() -> Iterator[Timer]:
+def _waiting_shown() -> Iterator[Timer]:
     """Say that the daemon is waited for, unless the timer is cancelled before."""
     words = ("waiting for the daemon",)
     timer = Timer(_PATIENCE_S, err().print, words, {"style": "dim"})

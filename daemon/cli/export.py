@@ -264,7 +264,7 @@ def export(source: Path, target: Path, *, as_json: bool, **options: Any) -> None
 
 
 def _form(config: LLMEngineRunnerConfig) -> str:
-    """An engine in a few words: what it computes, by what, and in which types."""
+    """Summary of an engine: its model, its backend and its types."""
     drafted = ", with draft" if config.enable_eagle_spec_decode else ""
     form = "kernels" if config.backend == "kernels" else config.dialect
     builder = f", {built_by(config.plan)}" if config.plan else ""

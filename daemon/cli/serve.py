@@ -65,7 +65,7 @@ def _raised_limit() -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (ValueError, OSError):
-        # The kernel has a bound of its own, which may since have come to lie below `most`.
+        # The kernel has a bound of its own, which may be below `most` by now.
         return now
     return most
 
@@ -95,7 +95,7 @@ def serve(config: Path | None, **flags: Any) -> int:
         settings = _read(config, flags)
         check_free(settings.door.socket, os.environ)
         with progress_bar() as progress:
-            told, kernels = _told_to_the_manager(progress), wants_kernels(settings)
+            told, kernels = _notifying(progress), wants_kernels(settings)
             folder = engine_folder(settings.engine, told, kernels=kernels)
     except HearthError as error:
         report(error)
@@ -107,7 +107,7 @@ def serve(config: Path | None, **flags: Any) -> int:
         return run(settings, folder, lambda: _read(config, flags), send_again)
 
 
-def _told_to_the_manager(progress: Progress) -> Progress:
+def _notifying(progress: Progress) -> Progress:
     """Let the service manager show how the export goes on, too: a hundred times a stage at most."""
     shown = ServiceState()
 

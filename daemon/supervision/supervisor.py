@@ -53,7 +53,7 @@ from hearth.runtime.loading import Stage
 from hearth_client.running_clock import RunningClock
 
 # Modules are looked for where a process starts: there must be the same code as here, and not
-# whatever lies in the folder where the daemon was started.
+# whatever is in the folder where the daemon was started.
 _SOURCE = Path(hearth.__file__).resolve().parents[1]
 
 
@@ -113,7 +113,7 @@ def _signal(number: int) -> str:
 
 
 _log = structlog.get_logger("hearth.supervisor")
-_LAST_WORDS_S = 0.5
+_LAST_MESSAGES_S = 0.5
 _TICK_S = 1.25
 """Seconds between two ticks, longer than between two signs of progress: one wake-up for both."""
 _MOST_S = 1.5
@@ -178,10 +178,10 @@ class Supervisor:
         self._process: ActorProcess | None = None
         self._control: Sender[ExecutorControl] | None = None
         self._said_ready = ActorReady("", 0)
-        self._heard = 0.0
+        self._last_progress = 0.0
         self._turned = 0.0
         self._ends_by: float | None = None
-        self._told_failure = anyio.Event()
+        self._failure_reported = anyio.Event()
         self._wake = anyio.Event()
         self._ended = anyio.Event()
         self._error: HearthError | None = None
@@ -200,7 +200,7 @@ class Supervisor:
     @property
     def silent_s(self) -> float | None:
         """Seconds since the last sign of progress of an actor that works; None while none works."""
-        return self._clock.now() - self._heard if self._policy.working else None
+        return self._clock.now() - self._last_progress if self._policy.working else None
 
     @property
     def spoiled(self) -> bool:
@@ -317,10 +317,10 @@ class Supervisor:
             message = await self._inbox.receive()
             # Mail of an earlier incarnation bears another name.
             if message.name == self._name:
-                await self._hear(message)
+                await self._handle(message)
                 self._wake.set()
 
-    async def _hear(self, message: SupervisorMessage) -> None:
+    async def _handle(self, message: SupervisorMessage) -> None:
         now = self._clock.now()
         match message:
             case ActorHello():
@@ -328,11 +328,11 @@ class Supervisor:
             case ActorLoading(_, stage, share):
                 self._tell.loading(stage, share)
             case ActorReady():
-                self._said_ready, self._heard = message, now
+                self._said_ready, self._last_progress = message, now
                 self._files.worked()
                 await self._act(self._policy.ready(now))
             case ActorProgress():
-                self._heard = now
+                self._last_progress = now
                 self._policy.progress(now)
                 if message.metrics is not None:
                     self._tell.metrics(message.metrics)
@@ -344,7 +344,7 @@ class Supervisor:
                 # One that never worked ends the daemon, whose last line says the same.
                 if self._policy.was_ready:
                     _log.error("actor failed", actor=self._name, code=code, reason=text)
-                self._told_failure.set()
+                self._failure_reported.set()
 
     async def _act(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -377,13 +377,13 @@ class Supervisor:
     def _note_loss(self, reason: str) -> None:
         if self._policy.renewing:
             _log.info("actor replaced", actor=self._name, reason=reason)
-        elif not self._told_failure.is_set():
+        elif not self._failure_reported.is_set():
             _log.error("actor lost", actor=self._name, reason=reason)
 
     async def _start(self, incarnation: int) -> None:
         self._name = f"{self._plan.role}-{incarnation}"
         self._addresses = self._sockets.addresses(self._plan.role, incarnation)
-        self._told_failure = anyio.Event()
+        self._failure_reported = anyio.Event()
         files = self._plan.files
         self._files.began(files, _marks([file.path for file in files]), self._clock.now())
         config = self._config()
@@ -420,8 +420,8 @@ class Supervisor:
         how = await process.wait()
         if not self._policy.working:
             # The reason of a failed start is in a message that may still be on its way.
-            with anyio.move_on_after(_LAST_WORDS_S):
-                await self._told_failure.wait()
+            with anyio.move_on_after(_LAST_MESSAGES_S):
+                await self._failure_reported.wait()
         self._process = None
         self._close_control()
         remove_sockets(self._addresses)
@@ -430,7 +430,7 @@ class Supervisor:
         loading = self._policy.phase in (Phase.STARTING, Phase.LOADING)
         actions = self._policy.ended(how, self._clock.now(), well=how == ENDED_WELL)
         goes_on = not any(isinstance(action, GiveUp) for action in actions)
-        if loading and goes_on and not self._told_failure.is_set():
+        if loading and goes_on and not self._failure_reported.is_set():
             _log.error("actor not started", actor=self._name, reason=how)
         await self._act(actions)
         self._wake.set()

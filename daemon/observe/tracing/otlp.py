@@ -24,7 +24,7 @@ def open_spans(model: str) -> "Spans":
             f'traces = "otlp" needs OpenTelemetry ({error.name}): {pip_install("traces")}',
             "traces",
         ) from error
-    # It would write its own lines beside ours; what is lost Spans tells.
+    # It would write its own lines beside ours; Spans reports what is lost.
     logger = logging.getLogger("opentelemetry")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False

@@ -87,7 +87,7 @@ class Spans:
         self._parents = TraceContextTextMapPropagator()
         self._ended = 0
         self._refused = 0
-        self._told = 0
+        self._reported = 0
         self._tell_at = 0.0
 
     @property
@@ -101,7 +101,7 @@ class Spans:
             self._refused += 1 + len(stages(ended))
         else:
             self._make(ended)
-        if self.lost > self._told and time.monotonic() >= self._tell_at:
+        if self.lost > self._reported and time.monotonic() >= self._tell_at:
             self._tell_loss()
 
     def close(self) -> None:
@@ -110,12 +110,12 @@ class Spans:
         closing.start()
         closing.join(_CLOSE_S)
         self._refused += self._ended - self._delivery.tried
-        if self.lost > self._told:
+        if self.lost > self._reported:
             self._tell_loss()
 
     def _tell_loss(self) -> None:
         self._tell_at = time.monotonic() + _TELL_S
-        self._told = self.lost
+        self._reported = self.lost
         _log.warning(
             "spans were lost: does a collector listen where OTEL_EXPORTER_OTLP_ENDPOINT says?",
             spans=self.lost,

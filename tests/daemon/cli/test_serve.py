@@ -46,7 +46,7 @@ def test_the_manager_sees_how_the_export_goes_on(monkeypatch: pytest.MonkeyPatch
     shown: list[str] = []
     bar: list[int] = []
     monkeypatch.setattr(module, "tell_state", lambda state: shown.append(words(*state)))
-    advance = module._told_to_the_manager(lambda _stage, done, _total: bar.append(done))
+    advance = module._notifying(lambda _stage, done, _total: bar.append(done))
     for done in range(0, 1001, 4):
         advance("reading weights", done, 1000)
     assert len(bar) == 251

@@ -18,7 +18,7 @@ async def test_a_failure_that_an_executor_has_told_is_logged_once(short_folder: 
             words: Sender[SupervisorMessage] = Sender(made.context, inbox, 10)
             with words:
                 words.post(ActorFailed("executor-1", "device_lost", "the GPU is gone"))
-                await made.supervisor._told_failure.wait()
+                await made.supervisor._failure_reported.wait()
             os.kill(made.pid, signal.SIGKILL)
             await made.wait_until(ready=False)
             await made.wait_until(ready=True)
