@@ -168,7 +168,7 @@ class ArrivalRun:
         flags = (*_FLAGS, *NO_REUSE, *plan.flags, "--batching", mode)
         with own_daemon(plan.engine, flags) as daemon:
             if not self.full_house_tokens_per_s:
-                self.full_house_tokens_per_s = self._full_house(daemon.socket)
+                self.full_house_tokens_per_s = self._full_rate(daemon.socket)
                 note(f"a full house gives {self.full_house_tokens_per_s:.1f} tokens/s")
             names = add_adapters(daemon.socket, self._config, plan.adapters)
             for load in plan.loads:
@@ -180,7 +180,7 @@ class ArrivalRun:
             daemon.stop()
         return found
 
-    def _full_house(self, socket: Path) -> float:
+    def _full_rate(self, socket: Path) -> float:
         """Tokens a second while all places decode, the median of some tries in which they did."""
         asks = self._workload.alike(PLACES, _HOUSE_TOKENS)
         rates: list[float] = []

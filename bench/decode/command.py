@@ -285,13 +285,13 @@ def _gpu_folder(engine: GPUEngine, model: GPUModel, plan: GPUPlan, cache: Path) 
     options = export_options(engine, plan.dtype, plan.builder_python)
     ready = plan.ready.get(f"{engine}/{model}")
     try:
-        return ready or gpu_engine(engine, model, options, cache, _unheard, quick=plan.quick)
+        return ready or gpu_engine(engine, model, options, cache, _no_progress, quick=plan.quick)
     except HearthError as error:
         note(f"{engine}/{model} is left out: {error}")
         return None
 
 
-def _unheard(_stage: str, _done: int, _total: int) -> None:
+def _no_progress(_stage: str, _done: int, _total: int) -> None:
     """Several are made at once: a bar for each would tell nothing."""
 
 

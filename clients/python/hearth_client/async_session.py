@@ -102,7 +102,7 @@ class AsyncSession(Session):
             raise
         if self._connection.failure is not None:
             raise self._connection.failure
-        self._heard = self._clock.now()
+        self._last_answer = self._clock.now()
         self._arm()
 
     def _readable(self) -> None:
@@ -119,7 +119,7 @@ class AsyncSession(Session):
             self._resolve(self._welcomed)
 
     def _arm(self) -> None:
-        due = min(self._connection.renew_at, self._heard + self._silence_s)
+        due = min(self._connection.renew_at, self._last_answer + self._silence_s)
         wait_s = min(due - self._clock.now(), self._clock.most_s)
         self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._tick)
 
@@ -129,7 +129,7 @@ class AsyncSession(Session):
         if self._channel is None:
             return
         now = self._clock.now()
-        if now - self._heard >= self._silence_s:
+        if now - self._last_answer >= self._silence_s:
             self._lose(self._no_answer())
             return
         renewal = self._connection.renewal(now)

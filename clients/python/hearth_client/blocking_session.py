@@ -72,7 +72,7 @@ class BlockingSession(Session):
                 self.renew()
                 self._send_cancels()
                 if not self._take():
-                    self._wait(max(since, self._heard) + self._silence_s)
+                    self._wait(max(since, self._last_answer) + self._silence_s)
 
     def renew(self) -> None:
         """Renew the lease when it is time; a reader that is always behind never waits."""

@@ -164,7 +164,7 @@ def _pixels(array: Any, encoding: str | None, told: dict[str, int]) -> tuple[Fra
     shape = view.shape or ()
     if view.format[-1:] not in {"B", "c"} or 0 in shape or not shape:
         raise ImageInvalid(f"{encoding} needs unsigned 8 bit values, and some", "encoding")
-    size = _size_of(shape, encoding) if not told else _told_size(view.nbytes, encoding, told)
+    size = _size_of(shape, encoding) if not told else _declared_size(view.nbytes, encoding, told)
     frame = view.cast("B") if view.c_contiguous else view.tobytes()
     return frame, {"encoding": encoding, **size}
 
@@ -192,7 +192,7 @@ def _size_of(shape: Sequence[int], encoding: str) -> dict[str, int]:
     return {"width": width, "height": height * 2 // 3 if encoding == "nv12" else height}
 
 
-def _told_size(size: int, encoding: str, told: dict[str, int]) -> dict[str, int]:
+def _declared_size(size: int, encoding: str, told: dict[str, int]) -> dict[str, int]:
     """Width, height, and the step where it is more than the pixels of a row."""
     for name in ("width", "height"):
         if told.get(name, 0) < 1:

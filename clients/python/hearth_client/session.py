@@ -44,7 +44,7 @@ class Session:
         self._silence_s = silence_s
         self._clock = RunningClock(silence_s / RENEWALS)
         self._channel: Channel | None = None
-        self._heard = 0.0
+        self._last_answer = 0.0
         self._closed = False
 
     def send(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
@@ -83,8 +83,8 @@ class Session:
             return False
         data = self._channel.receive()
         if data is not None:
-            self._heard = self._clock.now()
-            self._arrived(self._connection.receive(data, self._heard))
+            self._last_answer = self._clock.now()
+            self._arrived(self._connection.receive(data, self._last_answer))
             return True
         if not self._channel.disconnected():
             return self._channel.unmet and self._no_daemon()
