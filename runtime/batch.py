@@ -21,7 +21,7 @@ class RowMove(NamedTuple):
     used: int
 
 
-class Seat(NamedTuple):
+class SlotAssignment(NamedTuple):
     """A new row takes a place; its first `filled` tokens are put there from the prefix cache.
 
     So are the first `drafted` entries of a draft engine.
@@ -33,7 +33,7 @@ class Seat(NamedTuple):
     drafted: int = 0
 
 
-class Stale(NamedTuple):
+class DirtySlots(NamedTuple):
     """Slots [begin, end) of a place that may hold numbers that are not finite."""
 
     place: int
@@ -41,26 +41,29 @@ class Stale(NamedTuple):
     end: int
 
 
-class Arrangement(NamedTuple):
+class BatchReorder(NamedTuple):
     """How the rows of a batch are placed anew between two steps.
 
     The places 0 to `rows` - 1 are taken from then on. Moves happen in their order: each target is
     free by its turn, rows go up or down, and a row moves once. What a move keeps counts slots of
-    the base's cache; an owner that knows lengths of its own goes by those. Stale slots are zeroed
+    the base's cache; an owner that knows lengths of its own goes by those. Dirty slots are zeroed
     when all rows have moved.
     """
 
     rows: int
     moves: Sequence[RowMove] = ()
-    seats: Sequence[Seat] = ()
-    stale: Sequence[Stale] = ()
+    assignments: Sequence[SlotAssignment] = ()
+    stale: Sequence[DirtySlots] = ()
 
     @classmethod
-    def fresh(cls, requests: Sequence[RowRequest]) -> "Arrangement":
+    def fresh(cls, requests: Sequence[RowRequest]) -> "BatchReorder":
         """An empty house in which these take the places 0, 1, ..."""
-        return cls(len(requests), seats=[Seat(*seat) for seat in enumerate(requests)])
+        return cls(
+            len(requests),
+            assignments=[SlotAssignment(*assignment) for assignment in enumerate(requests)],
+        )
 
-    def settle(self, kept: Sequence[Kept], seat: Callable[[Seat], Kept]) -> list[Kept]:
+    def settle(self, kept: Sequence[Kept], assign: Callable[[SlotAssignment], Kept]) -> list[Kept]:
         """What an owner keeps of each row, by place, when all have moved and new ones are seated.
 
         Raises `internal` where a row would be lost on its way, or a place have none or two.
@@ -71,10 +74,10 @@ class Arrangement(NamedTuple):
                 raise HearthError("internal", f"rows cannot move so: {list(self.moves)}")
             places[target] = places.pop(source)
             settled.add(target)
-        for one in self.seats:
+        for one in self.assignments:
             if one.place in settled:
                 raise HearthError("internal", f"place {one.place} is given to two rows")
-            places[one.place] = seat(one)
+            places[one.place] = assign(one)
             settled.add(one.place)
         if not settled.issubset(range(self.rows)) or not places.keys() >= set(range(self.rows)):
             raise HearthError("internal", f"the places of {self.rows} rows are not 0, 1, ...")
@@ -84,8 +87,8 @@ class Arrangement(NamedTuple):
 class RowOwner(Protocol):
     """Keeps state by the place of a row: caches, the sampler, a proposer."""
 
-    def rearrange(self, arrangement: Arrangement) -> None:
-        """Let rows move, and new ones take their seats."""
+    def reorder(self, reorder: BatchReorder) -> None:
+        """Move rows and admit new ones to their places."""
 
 
 PATIENCE = 4
@@ -350,7 +353,7 @@ class DecodingInferenceContext:
 
     def arrange(
         self, unread: Iterable[tuple[DecodingRow, int]] = (), padding: int = 0
-    ) -> Arrangement | None:
+    ) -> BatchReorder | None:
         """Place the rows anew for the next step, and let the owners follow.
 
         None where all stay and nobody comes.
@@ -380,31 +383,31 @@ class DecodingInferenceContext:
         unseen: dict[DecodingRow, int] = {}
         for row, added in unread:
             unseen[row] = unseen.get(row, 0) + added
-        found = self._arrangement(places, unseen, padding)
+        found = self._reorder(places, unseen, padding)
         self._lost = False
         for owner in self.owners:
-            owner.rearrange(found)
+            owner.reorder(found)
         return found
 
-    def _arrangement(
+    def _reorder(
         self, before: dict[DecodingRow, int], unseen: dict[DecodingRow, int], padding: int
-    ) -> Arrangement:
+    ) -> BatchReorder:
         """What leads from the places `before` to those of `rows`."""
         fills: list[RowMove] = []
         downs: list[RowMove] = []
         ups: list[RowMove] = []
-        seats: list[Seat] = []
+        assignments: list[SlotAssignment] = []
         for target, row in enumerate(self.rows):
             source = before.get(row)
             if source is None:
-                seats.append(Seat(target, row.request, row.filled, row.drafted))
+                assignments.append(SlotAssignment(target, row.request, row.filled, row.drafted))
             elif source != target:
                 into = fills if target < self.decoding else downs if target < source else ups
                 into.append(RowMove(source, target, row.filled))
         moves = [*fills, *downs, *reversed(ups)]
         used = {move.target: move.used for move in moves}
         stale = self._stale(before, unseen, padding, used)
-        return Arrangement(len(self.rows), moves, seats, stale)
+        return BatchReorder(len(self.rows), moves, assignments, stale)
 
     def _stale(
         self,
@@ -412,10 +415,10 @@ class DecodingInferenceContext:
         unseen: dict[DecodingRow, int],
         padding: int,
         used: dict[int, int],
-    ) -> list[Stale]:
+    ) -> list[DirtySlots]:
         """What rows leave behind that may not be finite, but for what the next row there fills."""
         if self._lost:
-            return [Stale(place, 0, self._slots) for place in range(self._places)]
+            return [DirtySlots(place, 0, self._slots) for place in range(self._places)]
         stale = []
         for row, place in before.items():
             if place < len(self.rows) and self.rows[place] is row:
@@ -431,5 +434,5 @@ class DecodingInferenceContext:
                 begin, end = 0, self._slots
             begin, end = max(begin, used.get(place, 0)), min(end, self._slots)
             if begin < end:
-                stale.append(Stale(place, begin, end))
+                stale.append(DirtySlots(place, begin, end))
         return stale

@@ -13,7 +13,7 @@ from msgspec import structs
 from numpy.typing import DTypeLike, NDArray
 
 from hearth.bench.random_model import SHAPE_06B
-from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.device.cache_storage import CacheStorage
 from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from hearth.runtime.device.cuda.stream import CudaEvent
@@ -250,7 +250,7 @@ def _begun(
     """The name of each setting, once the sampler has a batch of that kind."""
     for name, options in settings.items():
         row = structs.replace(history, options=structs.replace(options, max_tokens=9))
-        sampler.rearrange(Arrangement.fresh([row] * rows))
+        sampler.reorder(BatchReorder.fresh([row] * rows))
         yield name
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.config import DeviceKind
 from hearth.runtime.device.cache_storage import CacheStorage
 from hearth.runtime.errors import HearthError
@@ -398,7 +398,7 @@ class BatchSampler(Protocol):
     def captured_sampler(self) -> CapturedSampler | None:
         """Sampling of a decode step as part of its capture; None if it is not captured."""
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Let rows move with settings, histories and newest tokens; take those of new rows."""
 
     def sample(self, rows: int, first: int = 0, picked: int | None = None) -> PendingSamples:

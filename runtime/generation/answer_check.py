@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hearth.runtime.batch import Arrangement, DecodingInferenceContext
+from hearth.runtime.batch import BatchReorder, DecodingInferenceContext
 from hearth.runtime.device.device import BatchSampler, PendingSamples
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.in_flight import InFlightStep
@@ -86,7 +86,7 @@ class AnswerCheck:
         context.admit(self._rows(prompts))
         context.arrange()
         self._runner.reset(len(prompts))
-        self._sampler.rearrange(Arrangement.fresh(self._rows(prompts)))
+        self._sampler.reorder(BatchReorder.fresh(self._rows(prompts)))
         while rows := context.joiners:
             chunk = Chunk(len(rows), min(self._config.prefill_chunk, rows[-1].prompt_left))
             self._compare(self._strategy.prefill_step(context, chunk), prompts)
@@ -94,7 +94,7 @@ class AnswerCheck:
             if done > LEAST_DECODES and time.monotonic() > until:
                 return
             filled = [prompt + done for prompt in prompts]
-            self._sampler.rearrange(Arrangement.fresh(self._rows(filled)))
+            self._sampler.reorder(BatchReorder.fresh(self._rows(filled)))
             self._compare(self._strategy.decode_step(context), filled)
 
     def _rows(self, filled: Sequence[int]) -> list[RowRequest]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device, RotaryTables
 from hearth.runtime.errors import HearthError
@@ -175,9 +175,9 @@ class RotaryRows:
         """Cosine and sine [max batch, capacity, rotary_dim / 2], float32."""
         return self._tables.cos, self._tables.sin
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Let each row find its tables at its new place."""
-        self._rows = arrangement.settle(self._rows, _positions)
+        self._rows = reorder.settle(self._rows, _positions)
         self._fill()
 
     def reset(self, batch: int) -> None:
@@ -205,8 +205,8 @@ class RotaryRows:
                 self._filled[place] = positions
 
 
-def _positions(seat: Seat) -> RowPositions:
-    row = seat.request
+def _positions(assignment: SlotAssignment) -> RowPositions:
+    row = assignment.request
     spans = [span for image in row.images for span in image.spans]
     return row_positions(row.prompt_length, spans)
 
@@ -260,22 +260,22 @@ class HybridCacheManager:
         if slots > self.kv.bucket:
             self.kv.reserve(slots, self.row_lengths)
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Let rows move with what they have here, which is `row_lengths`.
 
-        New ones have as many slots as their seats say, which others fill. Stale slots are zeroed.
+        New ones have `filled` slots, which others fill. Dirty slots are zeroed.
         There is room for the longest row; when it was one that left, the bucket may shrink.
         """
-        lengths = arrangement.settle(self.row_lengths, lambda seat: seat.filled)
+        lengths = reorder.settle(self.row_lengths, lambda assignment: assignment.filled)
         self.kv.move(
             [
                 RowMove(source, target, self.row_lengths[source])
-                for source, target, _ in arrangement.moves
+                for source, target, _ in reorder.moves
             ]
         )
-        for stale in arrangement.stale:
+        for stale in reorder.stale:
             self.kv.zero(*stale)
-        held = arrangement.settle(self.row_lengths, lambda _: 0)
+        held = reorder.settle(self.row_lengths, lambda _: 0)
         longest = max(lengths, default=0)
         self.kv.reserve(longest, held)
         self.kv.shrink(longest, held)

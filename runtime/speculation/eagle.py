@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hearth.runtime.batch import Arrangement, DecodingRow, Stale
+from hearth.runtime.batch import BatchReorder, DecodingRow, DirtySlots
 from hearth.runtime.device.device import PendingPaths, TreeBuffers
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.options import EagleDraftingConfig
@@ -36,7 +36,7 @@ class EagleProposer:
         self._whole: dict[DecodingRow, int] = {}
         self._ahead: tuple[Sequence[DecodingRow], Sequence[bool]] | None = None
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Let the draft's rows move; what waits lies where the step left it.
 
         A place that another row gets is zeroed behind that row's entries: proposals were there.
@@ -45,13 +45,17 @@ class EagleProposer:
         self._whole = {row: count for row, count in self._whole.items() if row.runs_on}
         self._misses = {row: count for row, count in self._misses.items() if row.runs_on}
         caches = self._draft.caches
-        lengths = {move.target: caches.row_lengths[move.source] for move in arrangement.moves}
-        lengths |= {seat.place: 0 for seat in arrangement.seats}
-        left = {move.source for move in arrangement.moves} | lengths.keys()
-        left |= set(range(arrangement.rows, caches.batch))
-        stale = [Stale(place, lengths.get(place, 0), caches.kv.capacity) for place in sorted(left)]
-        seats = [seat._replace(filled=seat.drafted) for seat in arrangement.seats]
-        caches.rearrange(arrangement._replace(seats=seats, stale=stale))
+        lengths = {move.target: caches.row_lengths[move.source] for move in reorder.moves}
+        lengths |= {assignment.place: 0 for assignment in reorder.assignments}
+        left = {move.source for move in reorder.moves} | lengths.keys()
+        left |= set(range(reorder.rows, caches.batch))
+        stale = [
+            DirtySlots(place, lengths.get(place, 0), caches.kv.capacity) for place in sorted(left)
+        ]
+        assignments = [
+            assignment._replace(filled=assignment.drafted) for assignment in reorder.assignments
+        ]
+        caches.reorder(reorder._replace(assignments=assignments, stale=stale))
 
     def prefilled(
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int

@@ -2,7 +2,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hearth.runtime.batch import Arrangement, DecodingRow
+from hearth.runtime.batch import BatchReorder, DecodingRow
 from hearth.runtime.device.device import PendingPaths, TreeBuffers, TreeOps
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.options import SpeculationOptions
@@ -100,7 +100,7 @@ class LookupProposer:
         self.room = options.lookup_tokens + 1
         self._rows: dict[DecodingRow, _IndexedRow] = {}
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Nothing lies by place."""
 
     def prefilled(

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from hearth.runtime.batch import Arrangement, DecodingRow
+from hearth.runtime.batch import BatchReorder, DecodingRow
 from hearth.runtime.device.device import PendingPaths, TreeBuffers
 from hearth.runtime.executor.graph_cache import GraphCounters
 
@@ -17,8 +17,8 @@ class Proposer(Protocol):
     def room(self) -> int:
         """Free cache slots that a round needs in every row."""
 
-    def rearrange(self, arrangement: Arrangement) -> None:
-        """Let rows move, and new ones take their seats."""
+    def reorder(self, reorder: BatchReorder) -> None:
+        """Move rows and admit new ones to their places."""
 
     def prefilled(
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int

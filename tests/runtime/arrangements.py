@@ -4,23 +4,23 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
 from hearth.runtime.request import RequestOptions, RowRequest
 
 REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())
 
 
-def keep(*places: int) -> Arrangement:
+def keep(*places: int) -> BatchReorder:
     """The rows at these places stay, in this order; the others leave."""
     moves = [RowMove(*pair, 0) for pair in zip(places, range(len(places)), strict=True)]
-    return Arrangement(len(places), moves)
+    return BatchReorder(len(places), moves)
 
 
 @st.composite
 def arrangements(
     draw: st.DrawFn, lengths: Sequence[int], limit: int, longest: int = 0
-) -> Arrangement:
-    """Any arrangement of rows of these lengths in a house of `limit` places.
+) -> BatchReorder:
+    """Any reorder of rows of these lengths in a house of `limit` places.
 
     New ones come with a prefix of up to `longest` tokens.
     """
@@ -33,9 +33,9 @@ def arrangements(
             moves.append(RowMove(source, target, lengths[source]))
             taken ^= {source, target}
     rows = draw(st.integers(max(taken, default=-1) + 1, limit))
-    seats = [
-        Seat(place, REQUEST, draw(st.integers(0, longest)))
+    assignments = [
+        SlotAssignment(place, REQUEST, draw(st.integers(0, longest)))
         for place in range(rows)
         if place not in taken
     ]
-    return Arrangement(rows, moves, seats)
+    return BatchReorder(rows, moves, assignments)

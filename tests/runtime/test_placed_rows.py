@@ -37,22 +37,22 @@ class House:
 
     def arrange(self) -> None:
         before = self.context.rows
-        arrangement = self.context.arrange(pair for step in self.queued for pair in step)
-        if arrangement is None:
+        reorder = self.context.arrange(pair for step in self.queued for pair in step)
+        if reorder is None:
             return
         taken = {place for place, row in enumerate(before) if row.runs_on}
-        for source, target, used in arrangement.moves:
+        for source, target, used in reorder.moves:
             assert source in taken
             assert target not in taken
             taken ^= {source, target}
             self.slots[target][:used] = self.slots[source][:used]
             moved = {slot for slot in self.bad[source] if slot < used}
             self.bad[target] = {slot for slot in self.bad[target] if slot >= used} | moved
-        for place, *_ in arrangement.seats:
+        for place, *_ in reorder.assignments:
             assert place not in taken
             taken.add(place)
-        assert taken == set(range(arrangement.rows)) == set(range(len(self.context.rows)))
-        for place, begin, end in arrangement.stale:
+        assert taken == set(range(reorder.rows)) == set(range(len(self.context.rows)))
+        for place, begin, end in reorder.stale:
             assert 0 <= begin < end <= SLOTS
             self.bad[place] -= set(range(begin, end))
 

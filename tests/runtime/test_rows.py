@@ -2,12 +2,12 @@ from msgspec import structs
 
 from hearth.runtime.batch import (
     PATIENCE,
-    Arrangement,
+    BatchReorder,
     DecodingInferenceContext,
     DecodingRow,
+    DirtySlots,
     RowMove,
     RowState,
-    Stale,
 )
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.request import RequestOptions, RowRequest, RowToken
@@ -60,12 +60,12 @@ def test_new_rows_are_seated_by_prompt_and_equal_ones_in_order() -> None:
     context = DecodingInferenceContext(CONFIG)
     requests = [_request(length) for length in (5, 2, 9, 2)]
     assert context.admit(requests) == [0, 1, 2, 3]
-    arrangement = context.arrange()
-    assert arrangement is not None
-    assert [(seat.place, seat.request) for seat in arrangement.seats] == [
+    reorder = context.arrange()
+    assert reorder is not None
+    assert [(assignment.place, assignment.request) for assignment in reorder.assignments] == [
         (place, requests[number]) for place, number in enumerate((1, 3, 0, 2))
     ]
-    assert (arrangement.rows, arrangement.moves, arrangement.stale) == (4, [], [])
+    assert (reorder.rows, reorder.moves, reorder.stale) == (4, [], [])
     assert (_numbers(context), context.decoding) == ([1, 3, 0, 2], 0)
     assert context.arrange() is None
 
@@ -87,8 +87,8 @@ def test_the_last_decoding_row_fills_a_gap_and_joiners_close_up() -> None:
     context.prefilled([2, 3, 4])
     context.leave(0)
     # A decode step that ran padded may have written behind the joiner.
-    moves, stale = [RowMove(2, 0, 4), RowMove(3, 2, 0)], [Stale(3, 0, 1)]
-    assert context.arrange() == Arrangement(3, moves, [], stale)
+    moves, stale = [RowMove(2, 0, 4), RowMove(3, 2, 0)], [DirtySlots(3, 0, 1)]
+    assert context.arrange() == BatchReorder(3, moves, [], stale)
     assert (_numbers(context), context.decoding) == ([2, 1, 3], 2)
 
 
@@ -101,7 +101,7 @@ def test_a_short_newcomer_is_seated_before_a_joiner() -> None:
     found = context.arrange()
     assert found is not None
     assert found.moves == [RowMove(1, 2, 16)]
-    assert [seat.place for seat in found.seats] == [1, 3]
+    assert [assignment.place for assignment in found.assignments] == [1, 3]
     # Of equal rests that of the earlier row comes first.
     assert _numbers(context) == [0, 2, 1, 3]
 
@@ -121,7 +121,7 @@ def test_what_nobody_has_seen_is_stale_where_a_row_leaves_it() -> None:
     context.leave(0)
     # The row that moves in fills what the other leaves; what it leaves itself was not seen.
     found = context.arrange([(first, 1), (second, 1)])
-    assert found == Arrangement(1, [RowMove(1, 0, 11)], [], [Stale(1, 10, 11)])
+    assert found == BatchReorder(1, [RowMove(1, 0, 11)], [], [DirtySlots(1, 10, 11)])
 
 
 def test_a_short_row_does_not_cover_what_a_long_one_leaves() -> None:
@@ -131,14 +131,16 @@ def test_a_short_row_does_not_cover_what_a_long_one_leaves() -> None:
     context.rows.reverse()
     context.leave(1)
     found = context.arrange([(second, 1), (first, 1), (second, 2)])
-    assert found == Arrangement(1, [RowMove(1, 0, 3)], [], [Stale(0, 8, 16), Stale(1, 2, 8)])
+    assert found == BatchReorder(
+        1, [RowMove(1, 0, 3)], [], [DirtySlots(0, 8, 16), DirtySlots(1, 2, 8)]
+    )
 
 
 def test_a_joiner_leaves_what_a_padded_step_wrote_behind_it() -> None:
     context = _context(30)
     context.prefilled([8])
     context.leave(0)
-    assert context.arrange() == Arrangement(0, [], [], [Stale(0, 8, 9)])
+    assert context.arrange() == BatchReorder(0, [], [], [DirtySlots(0, 8, 9)])
 
 
 def test_the_padding_of_a_chunk_that_nobody_has_seen_is_stale() -> None:
@@ -148,12 +150,14 @@ def test_the_padding_of_a_chunk_that_nobody_has_seen_is_stale() -> None:
     context.leave(0)
     # The chunk had eight tokens a row: of the first row two, and six of padding.
     found = context.arrange([(first, 2), (second, 8)], padding=6)
-    assert found == Arrangement(1, [RowMove(1, 0, 8)], [], [Stale(1, 0, 14)])
+    assert found == BatchReorder(1, [RowMove(1, 0, 8)], [], [DirtySlots(1, 0, 14)])
     context = _context(6)
     context.prefilled([2])
     (first,) = context.rows
     context.leave(0)
-    assert context.arrange([(first, 2)], padding=6) == Arrangement(0, [], [], [Stale(0, 0, 8)])
+    assert context.arrange([(first, 2)], padding=6) == BatchReorder(
+        0, [], [], [DirtySlots(0, 0, 8)]
+    )
 
 
 def test_the_place_of_a_failed_row_is_stale_as_a_whole() -> None:
@@ -162,8 +166,8 @@ def test_the_place_of_a_failed_row_is_stale_as_a_whole() -> None:
     context.admit([_request(3)])
     found = context.arrange()
     assert found is not None
-    assert found.stale == [Stale(0, 10, SLOTS)]
-    assert [seat.place for seat in found.seats] == [1]
+    assert found.stale == [DirtySlots(0, 10, SLOTS)]
+    assert [assignment.place for assignment in found.assignments] == [1]
 
 
 def test_every_place_is_stale_when_all_is_lost() -> None:
@@ -173,7 +177,7 @@ def test_every_place_is_stale_when_all_is_lost() -> None:
     assert context.admit([_request(3)]) == [0]
     found = context.arrange()
     assert found is not None
-    assert found.stale == [Stale(place, 0, SLOTS) for place in range(PLACES)]
+    assert found.stale == [DirtySlots(place, 0, SLOTS) for place in range(PLACES)]
     assert context.arrange() is None
 
 
@@ -288,7 +292,7 @@ def test_a_row_whose_last_token_is_awaited_leaves_and_is_still_live() -> None:
     first, second = context.rows
     first.unplanned = 0
     assert context.free == PLACES - 1
-    assert context.arrange() == Arrangement(1, [RowMove(1, 0, 3)], [], [])
+    assert context.arrange() == BatchReorder(1, [RowMove(1, 0, 3)], [], [])
     assert context.rows == [second]
     context.leave(1)
     assert context.any_live

@@ -4,7 +4,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
 from hearth.runtime.device.cache_storage import check_pages
 from hearth.runtime.device.device import (
     AcceptedPath,
@@ -157,11 +157,11 @@ class CpuBatchSampler:
         self._trees = buffers.trees
         self._rows: list[RowSampler] = []
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Let rows move with their newest tokens; take settings and histories of new ones."""
-        self._rows = arrangement.settle(self._rows, self._seat)
+        self._rows = reorder.settle(self._rows, self._assign)
         tokens = self._next_tokens
-        for source, target, _ in arrangement.moves:
+        for source, target, _ in reorder.moves:
             tokens[target] = tokens[source]
 
     def sample(self, rows: int, first: int = 0, picked: int | None = None) -> Ready[Sample | None]:
@@ -194,8 +194,8 @@ class CpuBatchSampler:
                 self._lengths[row] += len(path.nodes)
         return Ready(paths)
 
-    def _seat(self, seat: Seat) -> RowSampler:
-        row = seat.request
+    def _assign(self, assignment: SlotAssignment) -> RowSampler:
+        row = assignment.request
         return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
 
     def _pick(self, logits: NDArray[np.float32], first: int) -> list[Sample | None]:

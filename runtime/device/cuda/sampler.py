@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.device.cuda.element_types import index_type
 from hearth.runtime.device.cuda.launch import KernelLaunch, addresses, integers
 from hearth.runtime.device.cuda.memory import CudaMemory
@@ -222,15 +222,15 @@ class CudaBatchSampler:
         self._blocks = min(_SCAN_BLOCKS, wanted)
         self._prepare(library, memory, buffers)
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Let rows move with histories, settings and newest tokens, and take those of new rows.
 
         Raises `invalid_value` naming a new row's setting.
         """
-        if arrangement.rows > self._capacity:
-            raise HearthError("internal", f"{arrangement.rows} rows exceed {self._capacity}")
-        settings = arrangement.settle(self._rows, lambda seat: self._settings(seat.request))
-        moves = arrangement.moves
+        if reorder.rows > self._capacity:
+            raise HearthError("internal", f"{reorder.rows} rows exceed {self._capacity}")
+        settings = reorder.settle(self._rows, lambda assignment: self._settings(assignment.request))
+        moves = reorder.moves
         self._tables.move([move[:2] for move in moves if settings[move.target][-1]])
         if moves:
             table = self._moves
@@ -238,7 +238,7 @@ class CudaBatchSampler:
             for i, (source, target, _) in enumerate(moves):
                 table.source[i], table.target[i] = source, target
             self._move_tokens.launch(1)
-        for place, request, *_ in arrangement.seats:
+        for place, request, *_ in reorder.assignments:
             flags = settings[place][-1]
             if flags & HISTORY:
                 self._tables.count(place, request)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, Seat, Stale
+from hearth.runtime.batch import BatchReorder, DirtySlots, SlotAssignment
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
@@ -59,25 +59,27 @@ class House:
         caches.kv.save(self._pool, [PageCopy(0, 0, place, length - kept, kept)])
         self._page[:, :, :kept] = [one[:, length - kept :] for one in row]
 
-    def arrange(self, arrangement: Arrangement) -> None:
+    def arrange(self, reorder: BatchReorder) -> None:
         """Let rows move over slots that are not finite behind each that leaves its place."""
         caches, lengths = self.caches, list(self.caches.row_lengths)
-        kept = {place for place in range(len(lengths)) if place < arrangement.rows}
-        kept -= {move[0] for move in arrangement.moves} | {seat.place for seat in arrangement.seats}
-        kept -= {move[1] for move in arrangement.moves}
-        settled = arrangement.settle(lengths, lambda seat: seat.filled)
+        kept = {place for place in range(len(lengths)) if place < reorder.rows}
+        kept -= {move[0] for move in reorder.moves} | {
+            assignment.place for assignment in reorder.assignments
+        }
+        kept -= {move[1] for move in reorder.moves}
+        settled = reorder.settle(lengths, lambda assignment: assignment.filled)
         # A prefix comes into slots that are zeroed: the bucket may grow before it does.
-        moved = arrangement.settle(lengths, lambda _: 0)
+        moved = reorder.settle(lengths, lambda _: 0)
         bucket, stale = caches.kv.bucket, []
         for place in set(range(len(lengths))) - kept:
             begin, end = lengths[place], min(lengths[place] + SPOILED, bucket)
             self._spoil(place, end)
             filled = moved[place] if place < len(moved) else 0
-            stale.append(Stale(place, max(begin, filled), end))
-        caches.rearrange(arrangement._replace(stale=stale))
-        for seat in arrangement.seats:
-            caches.kv.load(self._pool, _pages_of(seat))
-        self._rows = arrangement.settle(self._rows, self._seat)
+            stale.append(DirtySlots(place, max(begin, filled), end))
+        caches.reorder(reorder._replace(stale=stale))
+        for assignment in reorder.assignments:
+            caches.kv.load(self._pool, _pages_of(assignment))
+        self._rows = reorder.settle(self._rows, self._assign)
         assert caches.row_lengths == settled
         longest = max(settled, default=0)
         fitting = [size for size in caches.kv.buckets if 4 * longest <= 3 * size]
@@ -96,9 +98,9 @@ class House:
             assert all(np.array_equal(*pair) for pair in zip(got, row, strict=True))
         assert all(caches.finite(place) for place in range(self.limit))
 
-    def _seat(self, seat: Seat) -> Row:
-        count = -(-seat.filled // PAGE)
-        return [np.tile(one, (1, count, 1))[:, : seat.filled] for one in self._page]
+    def _assign(self, assignment: SlotAssignment) -> Row:
+        count = -(-assignment.filled // PAGE)
+        return [np.tile(one, (1, count, 1))[:, : assignment.filled] for one in self._page]
 
     def _spoil(self, place: int, end: int) -> None:
         row = self._rows[place]
@@ -112,10 +114,10 @@ class House:
         return self.caches.kv.keys + self.caches.kv.values
 
 
-def _pages_of(seat: Seat) -> list[PageCopy]:
+def _pages_of(assignment: SlotAssignment) -> list[PageCopy]:
     return [
-        PageCopy(0, 0, seat.place, slot, min(PAGE, seat.filled - slot))
-        for slot in range(0, seat.filled, PAGE)
+        PageCopy(0, 0, assignment.place, slot, min(PAGE, assignment.filled - slot))
+        for slot in range(0, assignment.filled, PAGE)
     ]
 
 

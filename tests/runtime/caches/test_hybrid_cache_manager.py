@@ -85,7 +85,7 @@ def test_eviction_keeps_the_order_and_contents_of_the_rows_that_stay(
 ) -> None:
     caches = _started([length for length, _ in rows])
     kept = [row for row, (_, stays) in enumerate(rows) if stays]
-    caches.rearrange(keep(*kept))
+    caches.reorder(keep(*kept))
     assert caches.row_lengths == [rows[row][0] for row in kept]
     assert caches.lengths.array[len(kept) :].tolist() == [0] * (4 - len(kept))
     for place, row in enumerate(kept):

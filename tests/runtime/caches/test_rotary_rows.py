@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
 from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.cpu.ops import CpuImageOps
@@ -70,15 +70,17 @@ def test_tables_go_with_their_rows() -> None:
     first, second, text = seeing(2, (1, 2, 3)), seeing(4, (1, 5, 2)), RowRequest(
         token_ids=[1], prompt_length=1
     )  # fmt: skip
-    rows.rearrange(Arrangement.fresh([first, text, second]))
+    rows.reorder(BatchReorder.fresh([first, text, second]))
     for place, request in enumerate((first, None, second)):
         check(rows, place, request)
     check(rows, 3, None)
-    rows.rearrange(Arrangement(2, moves=[RowMove(2, 0, 9)]))
+    rows.reorder(BatchReorder(2, moves=[RowMove(2, 0, 9)]))
     check(rows, 0, second)
     check(rows, 1, None)
-    rows.rearrange(
-        Arrangement(3, moves=[RowMove(0, 2, 9), RowMove(1, 0, 1)], seats=[Seat(1, first)])
+    rows.reorder(
+        BatchReorder(
+            3, moves=[RowMove(0, 2, 9), RowMove(1, 0, 1)], assignments=[SlotAssignment(1, first)]
+        )
     )
     for place, request in enumerate((None, first, second)):
         check(rows, place, request)
@@ -92,7 +94,7 @@ def test_a_restored_prefix_stands_where_it_stood() -> None:
     caches = HybridCacheManager(config(), CpuDevice())
     caches.rotary = rows
     picture = seeing(2, (1, 2, 3))
-    rows.rearrange(Arrangement.fresh([picture]))
+    rows.reorder(BatchReorder.fresh([picture]))
     caches.reset(1)
     length = picture.prompt_length + 1
     caches.commit([length])
@@ -113,10 +115,10 @@ def test_rows_of_text_cost_nothing() -> None:
     rows, ops = rotary_rows()
     assert ops.filled == [0, 1, 2, 3]
     text = RowRequest(token_ids=[1, 2], prompt_length=2)
-    rows.rearrange(Arrangement.fresh([text] * 4))
-    rows.rearrange(Arrangement(2, moves=[RowMove(3, 0, 2)]))
-    rows.rearrange(Arrangement(3, seats=[Seat(2, seeing(1, (1, 1, 2)))]))
-    rows.rearrange(Arrangement(3))
+    rows.reorder(BatchReorder.fresh([text] * 4))
+    rows.reorder(BatchReorder(2, moves=[RowMove(3, 0, 2)]))
+    rows.reorder(BatchReorder(3, assignments=[SlotAssignment(2, seeing(1, (1, 1, 2)))]))
+    rows.reorder(BatchReorder(3))
     assert ops.filled == [0, 1, 2, 3, 2]
 
 

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from msgspec import structs
 
-from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.device.cache_storage import CacheStorage
 from hearth.runtime.device.device import (
     AcceptedPath,
@@ -122,8 +122,8 @@ class Rounds:
         self.sampler = device.batch_sampler(
             SamplerBuffers(self.logits, self.step.lengths, self.step.next_tokens, self.trees)
         )
-        self.sampler.rearrange(
-            Arrangement.fresh(
+        self.sampler.reorder(
+            BatchReorder.fresh(
                 [
                     RowRequest(
                         token_ids=prompt,
@@ -168,7 +168,7 @@ class Rounds:
         kept = [number for number in range(self.rows) if number != row]
         moves = [RowMove(old, new, self.lengths[old]) for new, old in enumerate(kept)]
         self.storage.move(moves, (SLOTS, SLOTS))
-        self.sampler.rearrange(Arrangement(len(kept), moves))
+        self.sampler.reorder(BatchReorder(len(kept), moves))
         self.step.lengths.array[: len(kept)] = self.step.lengths.array[kept]
         self.texts = [self.texts[old] for old in kept]
         self.lengths = [self.lengths[old] for old in kept]

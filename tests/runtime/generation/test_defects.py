@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from msgspec import structs
 
-from hearth.runtime.batch import Arrangement, DecodingInferenceContext, DecodingRow
+from hearth.runtime.batch import BatchReorder, DecodingInferenceContext, DecodingRow
 from hearth.runtime.device.cpu.ops import CpuBatchSampler
 from hearth.runtime.device.device import AcceptedPath
 from hearth.runtime.errors import HearthError
@@ -111,14 +111,16 @@ def test_sampling_that_is_forced_greedy_is_caught(monkeypatch: pytest.MonkeyPatc
         assert sampled(speculation=True) == vanilla
 
     text_is_that_of_vanilla_steps()
-    rearrange = CpuBatchSampler.rearrange
+    original = CpuBatchSampler.reorder
 
-    def rearrange_greedy(sampler: CpuBatchSampler, arrangement: Arrangement) -> None:
-        seats = [
-            seat._replace(request=structs.replace(seat.request, options=RequestOptions()))
-            for seat in arrangement.seats
+    def reorder_greedy(sampler: CpuBatchSampler, reorder: BatchReorder) -> None:
+        assignments = [
+            assignment._replace(
+                request=structs.replace(assignment.request, options=RequestOptions())
+            )
+            for assignment in reorder.assignments
         ]
-        rearrange(sampler, arrangement._replace(seats=seats))
+        original(sampler, reorder._replace(assignments=assignments))
 
-    monkeypatch.setattr(CpuBatchSampler, "rearrange", rearrange_greedy)
+    monkeypatch.setattr(CpuBatchSampler, "reorder", reorder_greedy)
     assert fails(text_is_that_of_vanilla_steps)

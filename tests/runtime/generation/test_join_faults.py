@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hearth.runtime.batch import Arrangement, DecodingInferenceContext, Stale
+from hearth.runtime.batch import BatchReorder, DecodingInferenceContext, DirtySlots
 from hearth.runtime.device.cpu.ops import CpuBatchSampler
 from hearth.runtime.errors import HearthError
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager
@@ -15,13 +15,13 @@ from tests.runtime.generation.schedules.trial import ViolationError
 from tests.runtime.generation.test_join_simulated import House, Kind
 
 SCHEDULES = 400
-_rearrange, _settle = HybridCacheManager.rearrange, CpuBatchSampler.rearrange
+_reorder, _settle = HybridCacheManager.reorder, CpuBatchSampler.reorder
 _sample, _begin = CpuBatchSampler.sample, StepBindings.begin_prompt
 _stale, _release = DecodingInferenceContext._stale, DecodingInferenceContext.release
 
 
-def nothing_is_zeroed(caches: HybridCacheManager, arrangement: Arrangement) -> None:
-    _rearrange(caches, arrangement._replace(stale=()))
+def nothing_is_zeroed(caches: HybridCacheManager, reorder: BatchReorder) -> None:
+    _reorder(caches, reorder._replace(stale=()))
 
 
 def rows_move_in_another_order(cache: KVCacheManager, moves: Sequence[Any]) -> None:
@@ -29,11 +29,11 @@ def rows_move_in_another_order(cache: KVCacheManager, moves: Sequence[Any]) -> N
 
 
 def a_moved_row_keeps_the_newest_token_of_its_place(
-    sampler: CpuBatchSampler, arrangement: Arrangement
+    sampler: CpuBatchSampler, reorder: BatchReorder
 ) -> None:
     tokens = sampler._next_tokens
     before = tokens.copy()
-    _settle(sampler, arrangement)
+    _settle(sampler, reorder)
     tokens[:] = before
 
 
@@ -51,7 +51,7 @@ def a_chunk_begins_where_the_first_row_does(
     steps._ops.set_lengths(steps._prompt.inputs.lengths, [lengths[first]] * rows)
 
 
-def a_failed_row_leaves_its_numbers(*args: Any) -> list[Stale]:
+def a_failed_row_leaves_its_numbers(*args: Any) -> list[DirtySlots]:
     return [stale for stale in _stale(*args) if stale.begin]
 
 
@@ -60,9 +60,9 @@ def a_released_row_forgets_a_token(context: DecodingInferenceContext, number: in
 
 
 FAULTS: dict[Callable[..., Any], tuple[Any, str]] = {
-    nothing_is_zeroed: (HybridCacheManager, "rearrange"),
+    nothing_is_zeroed: (HybridCacheManager, "reorder"),
     rows_move_in_another_order: (KVCacheManager, "move"),
-    a_moved_row_keeps_the_newest_token_of_its_place: (CpuBatchSampler, "rearrange"),
+    a_moved_row_keeps_the_newest_token_of_its_place: (CpuBatchSampler, "reorder"),
     joiners_are_sampled_from_place_0: (CpuBatchSampler, "sample"),
     a_chunk_begins_where_the_first_row_does: (StepBindings, "begin_prompt"),
     a_failed_row_leaves_its_numbers: (DecodingInferenceContext, "_stale"),

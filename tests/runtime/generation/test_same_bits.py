@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hearth.bench.random_model import Shape, write_random_model
-from hearth.runtime.batch import Arrangement
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
@@ -64,7 +64,7 @@ def computed(
     runner = runtime._runner
     request = RowRequest(token_ids=[1], prompt_length=1)
     runner.reset(0)
-    runner.get_kv_cache().rearrange(Arrangement.fresh([request] * rows))
+    runner.get_kv_cache().reorder(BatchReorder.fresh([request] * rows))
     at = 0
     for width in plan:
         piece = PROMPTS[:rows, at : at + max(width, 1)].copy()

@@ -79,10 +79,10 @@ def _started(*lengths: int) -> tuple[_Steps, VanillaStrategy, DecodingInferenceC
     ]
     context = DecodingInferenceContext(CONFIG)
     context.admit(requests)
-    arrangement = context.arrange()
-    assert arrangement is not None
-    runner.get_kv_cache().rearrange(arrangement)
-    runner.sampler.rearrange(arrangement)
+    reorder = context.arrange()
+    assert reorder is not None
+    runner.get_kv_cache().reorder(reorder)
+    runner.sampler.reorder(reorder)
     return runner, VanillaStrategy(runner, runner.sampler), context
 
 

@@ -75,9 +75,9 @@ def test_logits_agree_with_the_reference_through_prefill_decode_and_eviction(
     for row, logits in zip(rows, _prefill(runner, prompts, chunk), strict=True):
         assert np.abs(logits - row.logits[row.prompt_length - 1]).max() < TOLERANCE
     _assert_decodes_like(runner, rows, range(4))
-    runner.get_kv_cache().rearrange(keep(0, 2))
+    runner.get_kv_cache().reorder(keep(0, 2))
     _assert_decodes_like(runner, [rows[0], rows[2]], range(4, 8))
-    runner.get_kv_cache().rearrange(keep(1))
+    runner.get_kv_cache().reorder(keep(1))
     _assert_decodes_like(runner, [rows[2]], range(8, 11))
     runner.close()
 
@@ -103,7 +103,7 @@ def test_addresses_outlast_batches_evictions_and_growth(
     before = {name: tensors.get(name).address for name in tensors}
     _prefill(runner, [list(range(255)), [1, 2]], 64)
     _decode(runner, [1, 2])
-    runner.get_kv_cache().rearrange(keep(0))
+    runner.get_kv_cache().reorder(keep(0))
     _decode(runner, [1])
     assert runner.get_kv_cache().kv.bucket == 384
     assert before == {name: tensors.get(name).address for name in tensors}
@@ -117,7 +117,7 @@ def test_nothing_is_copied_beside_the_cache(
     runner.capture_vanilla_decoding_graph([1, 2])
     _prefill(runner, [[1, 2, 3], [4]], 3)
     _decode(runner, [1, 2])
-    runner.get_kv_cache().rearrange(keep(0))
+    runner.get_kv_cache().reorder(keep(0))
     _decode(runner, [1])
     assert runner.executor.counters.hits == 2
     assert "in-place optimization not activated" not in capfd.readouterr().err
@@ -170,7 +170,7 @@ def test_the_sizes_of_a_decode_follow_batch_and_bucket(monkeypatch: pytest.Monke
     monkeypatch.setattr(runner._steps, "prepare", note)
     for _ in range(2):
         _decode(runner, [8, 9])
-    runner.get_kv_cache().rearrange(keep(0))
+    runner.get_kv_cache().reorder(keep(0))
     _decode(runner, [8])
     decode = InferenceDims.decode
     assert made == [decode(2, 256), decode(2, 384), decode(1, 384)]

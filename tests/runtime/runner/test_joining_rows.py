@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, RowMove, Seat
+from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
 from hearth.runtime.config import load_config
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.executor.engine import EngineOptions
@@ -42,7 +42,7 @@ class House:
     def seat(self, number: int) -> None:
         """Row `number` takes the last place, its whole prompt before it."""
         place = len(self.rows)
-        self.caches.rearrange(Arrangement(place + 1, seats=[Seat(place, REQUEST)]))
+        self.caches.reorder(BatchReorder(place + 1, assignments=[SlotAssignment(place, REQUEST)]))
         self.rows.append(number)
 
     def leave(self, place: int) -> None:
@@ -52,9 +52,9 @@ class House:
             moves.append(RowMove(last, place, 0))
         if last != len(self.rows) - 1:
             moves.append(RowMove(len(self.rows) - 1, last, 0))
-        arrangement = Arrangement(len(self.rows) - 1, moves)
-        self.caches.rearrange(arrangement)
-        self.rows = arrangement.settle(self.rows, lambda _: -1)
+        reorder = BatchReorder(len(self.rows) - 1, moves)
+        self.caches.reorder(reorder)
+        self.rows = reorder.settle(self.rows, lambda _: -1)
         self.decoding -= 1
 
     def prefill(self, width: int, joiners: int) -> None:

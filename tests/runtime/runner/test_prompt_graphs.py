@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.config import load_config
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
@@ -67,7 +67,7 @@ def _life(runner: LLMEngineRunner, width: int, place: int, read: Read) -> list[N
         found.append(read(runner._logits)[0])
     used = caches.row_lengths[place]
     found += caches.capture(place, used).attention
-    caches.rearrange(Arrangement(1, [RowMove(place, 0, used)] if place else []))
+    caches.reorder(BatchReorder(1, [RowMove(place, 0, used)] if place else []))
     _chunk(runner, WIDTHS[0], 0, 2)
     return [
         *found,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hearth.runtime.batch import Arrangement, DecodingRow
+from hearth.runtime.batch import BatchReorder, DecodingRow
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.speculation.eagle import EagleProposer
@@ -28,7 +28,7 @@ class Draft:
             row_lengths=[1, 1],
             batch=2,
             kv=SimpleNamespace(capacity=64),
-            rearrange=lambda _: None,
+            reorder=lambda _: None,
             zero_row=lambda _: None,
             zero_behind=lambda _: None,
         )
@@ -93,7 +93,7 @@ def test_a_proposal_that_was_queued_ahead_is_taken_with_what_was_found() -> None
 @pytest.mark.parametrize(
     "between",
     [
-        lambda proposer, _: proposer.rearrange(Arrangement(2, [], [], [])),
+        lambda proposer, _: proposer.reorder(BatchReorder(2, [], [], [])),
         lambda proposer, rows: proposer.zero_row(0, rows[0]),
         lambda proposer, _: proposer.prefilled([], [], 1, 0),
     ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.device import Stream
 from hearth.runtime.engine_folder import DRAFT_FOLDER
@@ -49,7 +49,7 @@ class Draft:
             flat = hidden.array.reshape(-1, hidden.shape[2])
             flat[:] = np.random.default_rng(1).normal(size=flat.shape)
         for manager in resources.cache_managers:
-            manager.rearrange(Arrangement.fresh([REQUEST] * rows))
+            manager.reorder(BatchReorder.fresh([REQUEST] * rows))
 
     def prefill(self, begin: int, count: int, place: int) -> None:
         """Entries of tokens from `begin` on, with the hidden state of the same number."""
@@ -163,7 +163,7 @@ def test_entries_and_all_that_grows_are_one_launch_where_they_can_be_captured(
             draft.runner._captured.takes_work = True
             with patch.object(CpuDevice, "record", lambda _, work: record(work)):
                 draft.runner.capture_draft_proposal_graph([1], draft.io.step.hidden[0])
-            draft.runner.caches.rearrange(Arrangement.fresh([REQUEST]))
+            draft.runner.caches.reorder(BatchReorder.fresh([REQUEST]))
         draft.prefill(0, 4, 0)
         trees.append(draft.accept(4))
         counters = draft.runner.executor.counters

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, Seat
+from hearth.runtime.batch import BatchReorder, SlotAssignment
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.device import AcceptedPath, BatchSampler, SamplerBuffers, TreeBuffers
 from hearth.runtime.errors import HearthError
@@ -45,7 +45,7 @@ def _started(width: int = 1) -> tuple[BatchSampler, SamplerBuffers]:
         trees=TreeBuffers(ids, parents),
     )
     sampler = CpuDevice().batch_sampler(buffers)
-    sampler.rearrange(Arrangement.fresh(_requests()))
+    sampler.reorder(BatchReorder.fresh(_requests()))
     return sampler, buffers
 
 
@@ -66,7 +66,7 @@ def test_rows_pick_what_they_pick_alone_over_a_growing_history_and_an_eviction()
     alone = _reference()
     for step in range(8):
         if step == 4:
-            sampler.rearrange(keep(0, 2))
+            sampler.reorder(keep(0, 2))
             del alone[1]
             buffers.lengths.array[:2] = buffers.lengths.array[[0, 2]]
         rows = len(alone)
@@ -86,14 +86,14 @@ def test_rows_pick_what_they_pick_alone_wherever_they_are_placed(data: st.DataOb
     sampler, buffers = _started()
     alone, newest = _reference(), [0, 0, 0]
     for step in range(6):
-        arrangement = data.draw(arrangements([0] * len(alone), 3))
+        reorder = data.draw(arrangements([0] * len(alone), 3))
         requests = data.draw(st.lists(st.sampled_from(_requests()), min_size=3, max_size=3))
-        seats = [Seat(place, requests[place]) for place, *_ in arrangement.seats]
-        arrangement = arrangement._replace(seats=seats)
-        sampler.rearrange(arrangement)
-        alone = arrangement.settle(alone, lambda seat: _sampler_of(seat.request))
-        newest = arrangement.settle(newest, lambda _: -9)
-        rows = arrangement.rows
+        assignments = [SlotAssignment(place, requests[place]) for place, *_ in reorder.assignments]
+        reorder = reorder._replace(assignments=assignments)
+        sampler.reorder(reorder)
+        alone = reorder.settle(alone, lambda assignment: _sampler_of(assignment.request))
+        newest = reorder.settle(newest, lambda _: -9)
+        rows = reorder.rows
         kept = [place for place in range(rows) if newest[place] != -9]
         assert buffers.next_tokens.array[kept].tolist() == [newest[place] for place in kept]
         buffers.lengths.array[:] = 7 * step + np.arange(3)
@@ -244,7 +244,7 @@ def test_trees_are_seen_in_the_shape_of_the_round() -> None:
 def test_a_sampler_without_trees_refuses_a_round() -> None:
     _, buffers = _started()
     sampler = CpuDevice().batch_sampler(buffers._replace(trees=None))
-    sampler.rearrange(Arrangement.fresh(_requests()))
+    sampler.reorder(BatchReorder.fresh(_requests()))
     with pytest.raises(HearthError) as caught:
         sampler.verify(1, 1)
     assert caught.value.code == "internal"

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 from msgspec import structs
 
-from hearth.runtime.batch import Arrangement, RowMove
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
 from hearth.runtime.device.device import ProposalBuffers, SamplerBuffers, StepBuffers, TreeBuffers
 from hearth.runtime.request import RequestOptions, RowRequest
@@ -69,8 +69,8 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
         RequestOptions(frequency_penalty=0.5, presence_penalty=0.1),
         RequestOptions(temperature=1, top_k=2500, top_p=0.99, logprobs=3),
     ]
-    sampler.rearrange(
-        Arrangement.fresh(
+    sampler.reorder(
+        BatchReorder.fresh(
             [
                 RowRequest(
                     token_ids=[1, VOCAB - 1, 1],
@@ -84,7 +84,7 @@ def run_sampler(gpu: CudaDevice, index: "np.dtype[np.signedinteger]") -> None:
     sampler.sample(ROWS, picked=2).result()
     sampler.sample(3, 2, 1).result()
     sampler.sample(ROWS).result()
-    sampler.rearrange(keep(1, 2, 3, 4))
+    sampler.reorder(keep(1, 2, 3, 4))
     samples = sampler.sample(ROWS - 1).result()
     sys.stdout.write(f"{[sample.token_id for sample in samples if sample]}\n")
 
@@ -134,8 +134,8 @@ def run_walks(
     ]
     for kinds in (params, params[:1]):
         settings = [kinds[row % len(kinds)] for row in range(rows)]
-        sampler.rearrange(
-            Arrangement.fresh(
+        sampler.reorder(
+            BatchReorder.fresh(
                 [
                     RowRequest(
                         token_ids=[1, 2],

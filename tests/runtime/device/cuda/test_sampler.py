@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement, Seat
+from hearth.runtime.batch import BatchReorder, SlotAssignment
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.cuda.sampler import CudaBatchSampler
 from hearth.runtime.device.device import PendingSamples, SamplerBuffers
@@ -36,7 +36,7 @@ class Bench:
             next_tokens=gpu.zeros("next", (count,), np.dtype(np.int32)),
         )
         self.sampler: CudaBatchSampler = gpu.batch_sampler(self.buffers)
-        self.sampler.rearrange(Arrangement.fresh(rows))
+        self.sampler.reorder(BatchReorder.fresh(rows))
         self.rows = [Reference(row, vocab) for row in rows]
 
     def step(
@@ -66,11 +66,13 @@ class Bench:
             wanted[first + i] = -1 if sample is None else sample.token_id
         assert self.gpu.read(self.buffers.next_tokens).tolist() == wanted.tolist()
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         newest = self.gpu.read(self.buffers.next_tokens)
-        self.sampler.rearrange(arrangement)
-        self.rows = arrangement.settle(self.rows, lambda seat: Reference(seat.request, self.vocab))
-        for source, target, _ in arrangement.moves:
+        self.sampler.reorder(reorder)
+        self.rows = reorder.settle(
+            self.rows, lambda assignment: Reference(assignment.request, self.vocab)
+        )
+        for source, target, _ in reorder.moves:
             newest[target] = newest[source]
         assert self.gpu.read(self.buffers.next_tokens).tolist() == newest.tolist()
 
@@ -185,10 +187,10 @@ def test_histories_follow_their_rows_wherever_they_are_placed(
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
     bench = Bench(gpu, vocab, random_rows(rng, vocab, 8))
     for _ in range(5):
-        arrangement = data.draw(arrangements([0] * len(bench.rows), 8))
+        reorder = data.draw(arrangements([0] * len(bench.rows), 8))
         requests = random_rows(rng, vocab, 8)
-        seats = [Seat(place, requests[place]) for place, *_ in arrangement.seats]
-        bench.rearrange(arrangement._replace(seats=seats))
+        assignments = [SlotAssignment(place, requests[place]) for place, *_ in reorder.assignments]
+        bench.reorder(reorder._replace(assignments=assignments))
         rows = len(bench.rows)
         decoding = data.draw(st.integers(0, rows))
         picked = data.draw(st.integers(0, rows - decoding))
@@ -196,7 +198,7 @@ def test_histories_follow_their_rows_wherever_they_are_placed(
         bench.check(random_logits(rng, decoding, vocab), positions[:decoding])
         joiners = random_logits(rng, rows - decoding, vocab)
         bench.check(joiners, positions[decoding:], decoding, picked)
-    bench.rearrange(Arrangement(0))
+    bench.reorder(BatchReorder(0))
     assert bench.sampler.sample(0).result() == []
 
 
@@ -273,11 +275,11 @@ def test_settings_are_checked(gpu: CudaDevice) -> None:
     bad: list[Any] = [RequestOptions(top_p=0.0), RequestOptions(logit_bias=((31, 1.0),))]
     for params in bad:
         with pytest.raises(HearthError, match=r"must be|names token"):
-            bench.sampler.rearrange(Arrangement.fresh([request(params)]))
+            bench.sampler.reorder(BatchReorder.fresh([request(params)]))
     with pytest.raises(HearthError, match="exceed"):
-        bench.sampler.rearrange(Arrangement.fresh([request(RequestOptions())] * 2))
+        bench.sampler.reorder(BatchReorder.fresh([request(RequestOptions())] * 2))
     with pytest.raises(HearthError, match="cannot move"):
-        bench.sampler.rearrange(keep(1))
+        bench.sampler.reorder(keep(1))
     for wrong in ((2, 0, None), (1, 1, None), (1, 0, 2)):
         with pytest.raises(HearthError, match="cannot sample"):
             bench.sampler.sample(*wrong)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hearth.runtime.batch import Arrangement, RowMove, Seat, Stale
+from hearth.runtime.batch import BatchReorder, DirtySlots, RowMove, SlotAssignment
 from hearth.runtime.device.cuda.compiler import KernelCompiler
 from hearth.runtime.device.cuda.context import CudaContext
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
@@ -183,7 +183,7 @@ def sampler_for(queue: Queue, *params: RequestOptions, nodes: int = 4) -> Any:
         RowRequest(token_ids=[1], prompt_length=1, options=structs.replace(each, max_tokens=9))
         for each in params
     ]
-    sampler.rearrange(Arrangement.fresh(rows * ROWS if len(rows) == 1 else rows))
+    sampler.reorder(BatchReorder.fresh(rows * ROWS if len(rows) == 1 else rows))
     queue.api.calls.clear()
     return sampler
 
@@ -253,18 +253,18 @@ def test_rows_are_placed_anew_without_waiting_for_queued_steps(queue: Queue) -> 
         for options in (RequestOptions(), RequestOptions(presence_penalty=1.0))
     )
     for owner in (caches, sampler):
-        owner.rearrange(Arrangement.fresh([plain, penalised, plain]))
+        owner.reorder(BatchReorder.fresh([plain, penalised, plain]))
     caches.commit([5, 6, 7])
     queue.api.calls.clear()
-    arrangement = Arrangement(3, [RowMove(1, 0, 6)], [Seat(1, penalised)])
-    caches.rearrange(arrangement._replace(stale=[Stale(1, 0, 9)]))
+    reorder = BatchReorder(3, [RowMove(1, 0, 6)], [SlotAssignment(1, penalised)])
+    caches.reorder(reorder._replace(stale=[DirtySlots(1, 0, 9)]))
     # Moves, stale slots of all layers, lengths.
     assert queue.counts() == (3, 0)
-    sampler.rearrange(arrangement)
+    sampler.reorder(reorder)
     # A history and the newest tokens move; a new history and the settings come.
     assert queue.counts() == (3, 2)
     for owner in (caches, sampler):
-        owner.rearrange(Arrangement(2))
+        owner.reorder(BatchReorder(2))
     assert queue.counts() == (1, 1)
 
 

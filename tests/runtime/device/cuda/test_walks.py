@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.device.cpu.ops import CpuBatchSampler
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
@@ -38,7 +38,7 @@ class Bench:
         )
         self.device, self.sampler = self._sampler(rows)
         self.cpu = CpuBatchSampler(self.host)
-        self.cpu.rearrange(Arrangement.fresh(rows))
+        self.cpu.reorder(BatchReorder.fresh(rows))
         self.references = [Reference(row, vocab) for row in rows]
 
     def _sampler(self, rows: Sequence[RowRequest]) -> tuple[SamplerBuffers, Any]:
@@ -51,7 +51,7 @@ class Bench:
         )
         device = SamplerBuffers(logits, start, tokens, trees)
         sampler = gpu.batch_sampler(device)
-        sampler.rearrange(Arrangement.fresh(rows))
+        sampler.reorder(BatchReorder.fresh(rows))
         return device, sampler
 
     def upload_tree(
@@ -177,7 +177,7 @@ def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
         ids, parents, logits, starts = random_round(rng, 8, 40, 500)
         bench.upload_tree(ids, parents, logits, starts)
         buffers, plain = bench._sampler(requests(EXACT))
-        bench.sampler.rearrange(Arrangement.fresh(requests(EXACT)))
+        bench.sampler.reorder(BatchReorder.fresh(requests(EXACT)))
         paths = bench.sampler.verify(8, 40).result()
         for step in range(max(len(path.nodes) for path in paths)):
             nodes = [path.nodes[min(step, len(path.nodes) - 1)] for path in paths]

@@ -1,4 +1,4 @@
-"""A pure model of the batch: follows every arrangement and step, and checks each of them."""
+"""A pure model of the batch: follows every reorder and step, and checks each of them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import Arrangement
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.request import RowRequest
 from tests.runtime.generation.schedules.trial import ViolationError
@@ -46,26 +46,26 @@ class Shadow:
         """How many rows decode."""
         return sum(not row.left for row in self.rows)
 
-    def rearrange(self, arrangement: Arrangement) -> None:
+    def reorder(self, reorder: BatchReorder) -> None:
         """Move and seat rows; each target must be free by its turn."""
         places = dict(enumerate(self.rows))
-        gone = set(places) - {source for source, _, _ in arrangement.moves}
+        gone = set(places) - {source for source, _, _ in reorder.moves}
         moved = set[int]()
-        for source, target, used in arrangement.moves:
-            check(source in places and source not in moved, "no row to move: {}", arrangement)
-            check(target not in places or target in gone, "{} is taken: {}", target, arrangement)
+        for source, target, used in reorder.moves:
+            check(source in places and source not in moved, "no row to move: {}", reorder)
+            check(target not in places or target in gone, "{} is taken: {}", target, reorder)
             check(used == places[source].filled, "{} slots are kept of {}", used, places[source])
             places[target] = places.pop(source)
             gone.discard(target)
             moved.add(target)
-        for place, request, filled, _ in arrangement.seats:
-            check(place not in moved, "{} is given twice: {}", place, arrangement)
+        for place, request, filled, _ in reorder.assignments:
+            check(place not in moved, "{} is given twice: {}", place, reorder)
             places[place] = Place(request, filled)
             moved.add(place)
-        check(set(range(arrangement.rows)) <= set(places), "a place is empty: {}", arrangement)
-        check(moved <= set(range(arrangement.rows)), "a place is none: {}", arrangement)
-        check(arrangement.rows <= self._places, "too many rows: {}", arrangement)
-        self.rows = [places[place] for place in range(arrangement.rows)]
+        check(set(range(reorder.rows)) <= set(places), "a place is empty: {}", reorder)
+        check(moved <= set(range(reorder.rows)), "a place is none: {}", reorder)
+        check(reorder.rows <= self._places, "too many rows: {}", reorder)
+        self.rows = [places[place] for place in range(reorder.rows)]
         left = [row.left for row in self.rows]
         check(left == sorted(left), "the prompts left are {}", left)
 
@@ -122,7 +122,7 @@ def check(promise: object, broken: str, *seen: object) -> None:
 
 @contextmanager
 def watching(runtime: LLMInferenceRuntime, shadow: Shadow) -> Iterator[None]:
-    """Let a shadow see every arrangement, and every step before it runs."""
+    """Let a shadow see every reorder, and every step before it runs."""
     runner, context = runtime._runner, runtime._context
     prefill, decode = runner.execute_prefill_step, runner.execute_vanilla_decoding_step
     verify, commit = runner.execute_eagle_base_tree_decoding_step, runner.commit_path
