@@ -15,12 +15,12 @@ from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddingStore
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
 from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.page_loads import PageLoads, Worth
+from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import PagePool
 from hearth.runtime.kv_cache.prefix_cache import PrefixCache, engine_digest, is_exact
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
 from hearth.runtime.memory.sizes import projection_bytes
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.pipeline_io import PipelineIO, draft_zero_bytes
@@ -158,22 +158,22 @@ def _prefix_cache(
 
     Raises `out_of_memory`, and `invalid_value` for a folder that cannot be used.
     """
-    config, rooms = deployment.base, deployment.prefix
-    if not rooms.device:
+    config, tiers = deployment.base, deployment.prefix
+    if not tiers.device:
         return None
     engines = [config] if deployment.draft is None else [config, deployment.draft]
-    pool = PagePool(device, resources.cache_managers, rooms)
+    pool = PagePool(device, resources.cache_managers, tiers)
     engine = engine_digest(engines)
     disk = None
-    if rooms.disk:
-        most_bytes = rooms.disk * (HEAD_BYTES + pool.page_bytes)
+    if tiers.disk:
+        most_bytes = tiers.disk * (HEAD_BYTES + pool.page_bytes)
         folder = Path(deployment.prefix_folder)
-        disk = DiskTier(pool, SpillFolder(folder, engine, pool.page_bytes, most_bytes))
+        disk = DiskTier(pool, DiskCache(folder, engine, pool.page_bytes, most_bytes))
     return PrefixCache(
-        PageIndex(rooms),
+        PageIndex(tiers),
         pool,
         engine,
-        loads=PageLoads(pool, disk, Worth(), rooms.device),
+        loads=PageLoads(pool, disk, LoadCostModel(), tiers.device),
         disk=disk,
         exact=is_exact(config, cpu_instructions()),
         digest_of=runner.get_lora_weights_digest,

@@ -9,8 +9,8 @@ from hearth.runtime.device.device import MOST_GPU_ROWS
 from hearth.runtime.engine_folder import DRAFT_FOLDER, verify_folder
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import as_simulated
-from hearth.runtime.kv_cache.page_pool import prefix_rooms
-from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.kv_cache.page_pool import prefix_capacity
+from hearth.runtime.kv_cache.pages import TierCapacity
 from hearth.runtime.loading import Told, nobody
 from hearth.runtime.lora.stored import adapter_folders, tensor_bytes
 from hearth.runtime.options import (
@@ -163,7 +163,7 @@ class DeploymentConfig(NamedTuple):
     tower: VisionConfig | None = None
     image_memory: int = 0
     weights: str = ""
-    prefix: Rooms = Rooms(0)
+    prefix: TierCapacity = TierCapacity(0)
     prefix_folder: str = ""
     adapters: tuple[int, ...] = ()
     shapes: tuple[EngineTables, ...] = ()
@@ -297,9 +297,9 @@ def resolve_deployment(
             f"{found.base.max_kv_cache_capacity}: raise the capacity, or turn it off",
             "capacity",
         )
-    rooms = prefix_rooms(found.base, found.draft, options)
+    tiers = prefix_capacity(found.base, found.draft, options)
     return found._replace(
-        prefill_budget=options.prefill_budget, prefix=rooms, prefix_folder=options.prefix_folder
+        prefill_budget=options.prefill_budget, prefix=tiers, prefix_folder=options.prefix_folder
     )
 
 

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from hearth.runtime.device.device import Span
+from hearth.runtime.kv_cache.disk_cache import DiskCache
 from hearth.runtime.kv_cache.page_pool import STAGED, PagePool
 from hearth.runtime.kv_cache.pages import Change, Erase, Page, Place, Write
-from hearth.runtime.kv_cache.spill_folder import SpillFolder
 
 _CLOSING_S = 2.0
 _TURN_S = 0.001
@@ -26,9 +26,9 @@ class _Leaving:
 class DiskTier:
     """Writes pages once the device has copied them, and reads files; it never waits for a copy."""
 
-    def __init__(self, pool: PagePool, spill: SpillFolder) -> None:
+    def __init__(self, pool: PagePool, disk_cache: DiskCache) -> None:
         self._pool = pool
-        self.spill = spill
+        self.disk_cache = disk_cache
         self._free = list(range(STAGED))
         self._leaving = deque[_Leaving]()
         self._lost: list[Page] = []
@@ -51,7 +51,7 @@ class DiskTier:
             one = self._leaving.popleft()
             if one.page is not None:
                 data = self._pool.staged(one.number)
-                if not self.spill.write(one.page, data, within_s, draft=one.draft):
+                if not self.disk_cache.write(one.page, data, within_s, draft=one.draft):
                     self._lost.append(one.page)
             self._free.append(one.number)
 
@@ -60,25 +60,25 @@ class DiskTier:
         self.turn()
         if any(leaving.page is page for leaving in self._leaving):
             return None
-        return self.spill.read(page)
+        return self.disk_cache.read(page)
 
     def erase(self, name: bytes) -> None:
         """Take a page away from the disk, or from the way there."""
         for leaving in self._leaving:
             if leaving.page is not None and leaving.page.name == name:
                 leaving.page = None
-        self.spill.erase(name)
+        self.disk_cache.erase(name)
 
     def take_lost(self) -> list[Page]:
         """The pages that were not written, since this was asked the last time."""
         lost, self._lost = self._lost, []
-        return lost + self.spill.take_lost()
+        return lost + self.disk_cache.take_lost()
 
     def close(self, changes: Sequence[Change]) -> None:
         """Write what these ask for, as far as there is time, and end."""
         until = time.monotonic() + _CLOSING_S
         with ExitStack() as closing:
-            closing.callback(lambda: self.spill.close(_left(until)))
+            closing.callback(lambda: self.disk_cache.close(_left(until)))
             for change in changes:
                 if isinstance(change, Erase):
                     self.erase(change.name)

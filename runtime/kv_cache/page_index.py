@@ -15,10 +15,10 @@ from hearth.runtime.kv_cache.pages import (
     Move,
     Page,
     Place,
-    Rooms,
     Save,
     Stored,
     Tier,
+    TierCapacity,
     TokenIdentities,
     Write,
     page_name,
@@ -166,13 +166,13 @@ class PageIndex:
     once; the disk has a copy. What is pinned or held stays where it is.
     """
 
-    def __init__(self, rooms: Rooms) -> None:
-        self._rooms = rooms
+    def __init__(self, capacity: TierCapacity) -> None:
+        self._capacity = capacity
         self._roots: dict[bytes, Page] = {}
         self._pages: dict[bytes, Page] = {}
         self._free: dict[MemoryTier, list[int]] = {
-            "device": list(range(rooms.device))[::-1],
-            "host": list(range(rooms.host))[::-1],
+            "device": list(range(capacity.device))[::-1],
+            "host": list(range(capacity.host))[::-1],
         }
         self._on_disk = 0
         # Those that may leave, the first one first.
@@ -181,7 +181,7 @@ class PageIndex:
             "host": OrderedDict(),
             "disk": OrderedDict(),
         }
-        self._pins = Pins(rooms.device)
+        self._pins = Pins(capacity.device)
         self.evicted = 0
         """Pages that are in no tier any more for lack of room."""
 
@@ -192,8 +192,8 @@ class PageIndex:
         """How many pages lie in a tier; those on disk may lie in memory as well."""
         if tier == "disk":
             return self._on_disk
-        rooms = self._rooms.device if tier == "device" else self._rooms.host
-        return rooms - len(self._free[tier])
+        capacity = self._capacity.device if tier == "device" else self._capacity.host
+        return capacity - len(self._free[tier])
 
     @property
     def pinned(self) -> int:
@@ -311,7 +311,7 @@ class PageIndex:
             for orphans in by_parent.values()
             for stored in orphans
         ]
-        while self._on_disk > self._rooms.disk:
+        while self._on_disk > self._capacity.disk:
             self._leave_disk(next(iter(self._idle["disk"])), changes)
         return changes
 
@@ -321,7 +321,7 @@ class PageIndex:
         Pages that were used last come first in that. For the end of a process.
         """
         changes: list[Change] = []
-        for page in reversed(self._by_use()[: self._rooms.disk]):
+        for page in reversed(self._by_use()[: self._capacity.disk]):
             self._spill(page, len(self._pages), changes)
         return changes
 
@@ -413,7 +413,7 @@ class PageIndex:
             if one.place is not None and (not one.on_disk or one.draft > one.draft_on_disk)
         ]
         for one, place in due[:most]:
-            if not one.on_disk and self._on_disk >= self._rooms.disk:
+            if not one.on_disk and self._on_disk >= self._capacity.disk:
                 oldest = next((old for old in self._idle["disk"] if old not in path), None)
                 if oldest is None:
                     break

@@ -37,7 +37,7 @@ class _Pace:
         return max(tokens * min(self._a_token), min(self._in_all))
 
 
-class Worth:
+class LoadCostModel:
     """Compares what was measured of loading, tier by tier, with what was measured of computing.
 
     Computing is taken at its best: a token at what it took in the chunk that took the least for
@@ -96,10 +96,12 @@ class PageLoads:
     places: `most_read` pages at a time at the most.
     """
 
-    def __init__(self, pool: PagePool, disk: DiskTier | None, worth: Worth, most_read: int) -> None:
+    def __init__(
+        self, pool: PagePool, disk: DiskTier | None, cost_model: LoadCostModel, most_read: int
+    ) -> None:
         self.skipped = 0
         """Tokens that were there and are computed all the same, as loading takes longer."""
-        self._pool, self._disk, self._worth = pool, disk, worth
+        self._pool, self._disk, self._cost_model = pool, disk, cost_model
         self._most_read = most_read
         self._data: dict[Page, bytes] = {}
         self._read_s: dict[Page, float] = {}
@@ -109,7 +111,7 @@ class PageLoads:
     def take(self, match: Match) -> Match:
         """What of a match to load; that has to be held until it is loaded."""
         self._take_note()
-        wanted = match.cut(self._worth.tokens(match))
+        wanted = match.cut(self._cost_model.tokens(match))
         self.skipped += match.tokens - wanted.tokens
         for number, page in enumerate(wanted.pages):
             if page.place is None and page not in self._data and not self._read(page):
@@ -134,7 +136,7 @@ class PageLoads:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A prefill step has computed so many tokens, those of padding included."""
-        self._worth.record_computed(tokens, seconds)
+        self._cost_model.record_computed(tokens, seconds)
 
     def _read(self, page: Page) -> bool:
         if self._disk is None or len(self._data) >= self._most_read:
@@ -154,4 +156,4 @@ class PageLoads:
     def _take_note(self) -> None:
         while self._under_way and (seconds := self._under_way[0][0].span.seconds) is not None:
             loaded, read_s = self._under_way.popleft()
-            self._worth.record_loaded(loaded.tier, loaded.tokens, seconds + read_s)
+            self._cost_model.record_loaded(loaded.tier, loaded.tokens, seconds + read_s)

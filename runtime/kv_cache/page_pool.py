@@ -8,9 +8,17 @@ import numpy as np
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device, Span
 from hearth.runtime.errors import HearthError
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from hearth.runtime.kv_cache.pages import PAGE_TOKENS, MemoryTier, Page, Place, Rooms, Save, Tier
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.kv_cache.pages import (
+    PAGE_TOKENS,
+    MemoryTier,
+    Page,
+    Place,
+    Save,
+    Tier,
+    TierCapacity,
+)
 from hearth.runtime.memory.sizes import kv_cache_bytes
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.reference.ops import PageCopy
@@ -31,21 +39,21 @@ def page_bytes(base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None)
     return sum(kv_cache_bytes(one, 1, PAGE_TOKENS) for one in engines)
 
 
-def pool_pages(rooms: Rooms) -> tuple[int, int]:
+def pool_pages(tiers: TierCapacity) -> tuple[int, int]:
     """How many pages of memory that takes, of the device's and of the host's."""
-    if not rooms.device or not rooms.disk:
-        return rooms.device, rooms.host
-    return rooms.device + ARRIVING, rooms.host + STAGED
+    if not tiers.device or not tiers.disk:
+        return tiers.device, tiers.host
+    return tiers.device + ARRIVING, tiers.host + STAGED
 
 
-def record_bytes(rooms: Rooms) -> int:
+def record_bytes(tiers: TierCapacity) -> int:
     """Bytes of host memory for what is known of all pages, beside what these hold."""
-    return _RECORD_BYTES * sum(rooms) if rooms.device else 0
+    return _RECORD_BYTES * sum(tiers) if tiers.device else 0
 
 
-def prefix_rooms(
+def prefix_capacity(
     base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
-) -> Rooms:
+) -> TierCapacity:
     """How many pages fit into what a prefix cache may take; no room is no cache.
 
     Raises `invalid_value` or `unsupported_option` naming the option that cannot be met.
@@ -69,7 +77,7 @@ def prefix_rooms(
     if options.prefix_disk_bytes and not options.prefix_folder:
         what = "pages on disk want a folder of their own, prefix_folder"
         raise HearthError("invalid_value", what, "prefix_folder")
-    return Rooms(*counts)
+    return TierCapacity(*counts)
 
 
 class Loaded(NamedTuple):
@@ -89,7 +97,9 @@ class PagePool:
     a slot is done before another page is written there.
     """
 
-    def __init__(self, device: Device, caches: Sequence[HybridCacheManager], rooms: Rooms) -> None:
+    def __init__(
+        self, device: Device, caches: Sequence[HybridCacheManager], tiers: TierCapacity
+    ) -> None:
         self._device = device
         self._caches = tuple(caches)
         self._tensors: dict[MemoryTier, list[Tensor]] = {"device": [], "host": []}
@@ -100,12 +110,12 @@ class PagePool:
             buffers = len(one.kv.keys) + len(one.kv.values)
             shape = (buffers, first.shape[1], PAGE_TOKENS, first.shape[3])
             name = f"prefix_pages_{number}"
-            self._tensors["device"].append(device.zeros(name, (rooms.device, *shape), first.dtype))
-            if rooms.host:
+            self._tensors["device"].append(device.zeros(name, (tiers.device, *shape), first.dtype))
+            if tiers.host:
                 self._tensors["host"].append(
-                    device.host_zeros(f"{name}_host", (rooms.host, *shape), first.dtype)
+                    device.host_zeros(f"{name}_host", (tiers.host, *shape), first.dtype)
                 )
-            if rooms.disk:
+            if tiers.disk:
                 arriving = device.zeros(f"{name}_arriving", (ARRIVING, *shape), first.dtype)
                 self._arriving.append(arriving)
                 leaving = device.host_zeros(f"{name}_leaving", (STAGED, *shape), first.dtype)

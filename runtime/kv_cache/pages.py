@@ -95,7 +95,7 @@ Tier = Literal["device", "host", "disk"]
 MemoryTier = Literal["device", "host"]
 
 
-class Rooms(NamedTuple):
+class TierCapacity(NamedTuple):
     """How many pages each tier has room for."""
 
     device: int

@@ -117,7 +117,7 @@ class PrefixCache:
         # may hold numbers that are not finite, those of tokens before the one at fault too.
         self._unread = deque[tuple[object, dict[DecodingRow, list[Page]]]]()
         if disk is not None:
-            self._apply(index.adopt(disk.spill.found()), 0)
+            self._apply(index.adopt(disk.disk_cache.found()), 0)
 
     @property
     def metrics(self) -> PrefixMetrics:
@@ -261,7 +261,7 @@ class PrefixCache:
     def take_failures(self) -> list[HearthError]:
         """What there is to say of files since this was asked the last time."""
         failures, self._failures = self._failures, []
-        return failures if self._disk is None else failures + self._disk.spill.take_failures()
+        return failures if self._disk is None else failures + self._disk.disk_cache.take_failures()
 
     def close(self) -> None:
         """Write to disk what was used last, as far as there is time, and end."""

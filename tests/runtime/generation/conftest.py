@@ -1,6 +1,6 @@
 import pytest
 
-from hearth.runtime.kv_cache.page_loads import Worth
+from hearth.runtime.kv_cache.page_loads import LoadCostModel
 from hearth.runtime.kv_cache.pages import Match
 
 
@@ -8,7 +8,7 @@ from hearth.runtime.kv_cache.pages import Match
 def loading_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     """These models compute a token about as fast as they load it: what is there is loaded."""
 
-    def tokens(_: Worth, match: Match) -> int:
+    def tokens(_: LoadCostModel, match: Match) -> int:
         return match.tokens
 
-    monkeypatch.setattr(Worth, "tokens", tokens)
+    monkeypatch.setattr(LoadCostModel, "tokens", tokens)

@@ -7,9 +7,9 @@ from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.generation.budget import Budget, budgets_of, fit_deployment
 from hearth.runtime.generation.deployment import DeploymentConfig, StoredEngines
 from hearth.runtime.generation.predicted import predict_memory
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES
 from hearth.runtime.kv_cache.page_pool import ARRIVING, STAGED, page_bytes, record_bytes
-from hearth.runtime.kv_cache.pages import Rooms
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.kv_cache.pages import TierCapacity
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
 
@@ -247,7 +247,7 @@ def test_the_prefix_cache_gives_way_before_rows_do() -> None:
     page, largest = page_bytes(ON_CPU, None), needed(ON_CPU, 8, 4096)
     most = 64 * page
     # What is known of the pages takes memory beside them.
-    with_records = most + record_bytes(Rooms(64))
+    with_records = most + record_bytes(TierCapacity(64))
     found = with_cache(with_margin(largest + with_records), most)
     assert (limits(found), found.prefix.device, found.chosen) == ((8, 4096), 64, "")
     found = with_cache(with_margin(largest + with_records // 4), most)
@@ -280,12 +280,12 @@ def test_pages_in_host_memory_and_on_disk_go_with_those_of_the_device() -> None:
     )
     gpu = budgets_of(fit(WHOLE, PLENTY, PLENTY), PLENTY, PLENTY)[0]
 
-    def rooms(more: int) -> Rooms:
+    def tiers(more: int) -> TierCapacity:
         free = with_margin(gpu.needed + more) - gpu.parts["context"]
         return fit_deployment(StoredEngines(WHOLE), options, PLENTY, free).prefix
 
-    assert rooms(33 * page) == Rooms(32, 32, 99)
-    assert rooms(page) == Rooms(0)
+    assert tiers(33 * page) == TierCapacity(32, 32, 99)
+    assert tiers(page) == TierCapacity(0)
 
 
 def test_a_draft_counts_when_limits_are_chosen() -> None:
@@ -309,11 +309,11 @@ def test_the_prefix_cache_is_counted_where_its_pages_lie() -> None:
     draft = with_draft(gpu_deployment())
     size = page_bytes(draft.base, draft.draft)
     plain = budgets_of(draft, GIB, GIB)
-    paged = budgets_of(draft._replace(prefix=Rooms(device=7, host=3, disk=5)), GIB, GIB)
+    paged = budgets_of(draft._replace(prefix=TierCapacity(device=7, host=3, disk=5)), GIB, GIB)
     # Pages on their way from and to the disk take memory too.
     assert paged[0].parts["prefix_cache"] == (7 + ARRIVING) * size
-    records = record_bytes(Rooms(7, 3, 5))
+    records = record_bytes(TierCapacity(7, 3, 5))
     assert paged[1].needed - plain[1].needed == (3 + STAGED) * size + records
-    cpu = DeploymentConfig(small_config(), prefix=Rooms(4))
-    taken = 4 * page_bytes(small_config(), None) + record_bytes(Rooms(4))
+    cpu = DeploymentConfig(small_config(), prefix=TierCapacity(4))
+    taken = 4 * page_bytes(small_config(), None) + record_bytes(TierCapacity(4))
     assert predict_memory(cpu).device["prefix_cache"] == taken

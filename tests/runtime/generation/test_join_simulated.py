@@ -21,7 +21,7 @@ from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.prefill_budget import PrefillBudget
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.kv_cache.pages import TierCapacity
 from hearth.runtime.options import SpeculationOptions
 from hearth.runtime.speculation.policy import SpeculationPolicy
 from tests.runtime.generation.schedules.alone import Alone, judge
@@ -118,10 +118,10 @@ class House:
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
-        self._rooms = Rooms(0)
+        self._tiers = TierCapacity(0)
         if kind.prefix:
             # What leaves the memory of a GPU goes to the host's.
-            self._rooms = Rooms(3, 3) if kind.gpu else Rooms(5)
+            self._tiers = TierCapacity(3, 3) if kind.gpu else TierCapacity(5)
         self._opened: LLMInferenceRuntime | None = None
         self.ends = Counter[str]()
         self.together = self.reused = 0
@@ -141,7 +141,7 @@ class House:
         requests = [VOICES[plan.voice].row(plan) for plan in plans]
         if runtime._prefix is not None:
             # A schedule runs the same again.
-            runtime._prefix._index = PageIndex(self._rooms)
+            runtime._prefix._index = PageIndex(self._tiers)
         widths = (CHUNK,) if self._kind.gpu else ()
         shadow = Shadow(ROWS, CHUNK, SLOTS, widths)
         captured = patch("hearth.runtime.tensors.profiles.captured_widths", lambda _: widths)
@@ -159,12 +159,12 @@ class House:
         device = CpuDevice()
         device.steps_ahead = int(self._kind.gpu)
         config = SEES if self._kind.sees else CONFIG
-        rooms = self._rooms
-        deployment = DeploymentConfig(config, prefix=rooms)
+        tiers = self._tiers
+        deployment = DeploymentConfig(config, prefix=tiers)
         if self._kind.chains:
             config = structs.replace(config, max_verify_tree_size=CHAIN + 1)
             options = SpeculationOptions(method="lookup", lookup_tokens=CHAIN, adaptive=False)
-            deployment = DeploymentConfig(config, "lookup", options, prefix=rooms)
+            deployment = DeploymentConfig(config, "lookup", options, prefix=tiers)
         with ExitStack() as patches:
             values: dict[str, object] = {
                 "executor.engine_executor.SimulatedEngine": RememberingEngine,

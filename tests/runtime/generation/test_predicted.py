@@ -20,7 +20,7 @@ from hearth.runtime.generation.assembly import draft_zeros, open_sampler
 from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
 from hearth.runtime.generation.predicted import build_measured, predict_memory
 from hearth.runtime.kv_cache.page_pool import PagePool
-from hearth.runtime.kv_cache.pages import Rooms
+from hearth.runtime.kv_cache.pages import TierCapacity
 from hearth.runtime.memory.estimates import estimate_engine
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.runner.pipeline_io import DraftIO, PipelineIO
@@ -67,7 +67,7 @@ def seeing(base: LLMEngineRunnerConfig) -> DeploymentConfig:
     )
     tower = structs.replace(config_of("qwen2_5_vl", window_size=112), device=base.device)
     draft = draft_config(base)
-    return DeploymentConfig(base, "eagle", EAGLE, draft, tower=tower, prefix=Rooms(4, 3, 9))
+    return DeploymentConfig(base, "eagle", EAGLE, draft, tower=tower, prefix=TierCapacity(4, 3, 9))
 
 
 def test_what_is_measured_of_two_rows_over_one_head() -> None:
@@ -153,7 +153,7 @@ def simulated(device: str) -> DeploymentConfig:
         SIMULATED, device=device, enable_eagle_spec_decode=True, max_verify_tree_size=5
     )
     draft = structs.replace(draft_config(base), base_hidden_dim=base.output_hidden_dim)
-    return DeploymentConfig(base, "eagle", EAGLE, draft, prefix=Rooms(400))
+    return DeploymentConfig(base, "eagle", EAGLE, draft, prefix=TierCapacity(400))
 
 
 def test_a_cpu_takes_what_is_measured() -> None:

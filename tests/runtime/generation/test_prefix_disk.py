@@ -9,7 +9,7 @@ import pytest
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES
 from tests.references import reference_folder
 from tests.runtime.generation.prefix_rows import (
     check_equal,

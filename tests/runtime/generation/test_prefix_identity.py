@@ -92,7 +92,7 @@ def test_a_prefix_may_end_within_a_picture(
     wanted = run(seeing, unaided(request)).tokens[0]
     run(seeing, request)
     cut = BEFORE + 17
-    monkeypatch.setattr("hearth.runtime.kv_cache.page_loads.Worth.tokens", lambda *_: cut)
+    monkeypatch.setattr("hearth.runtime.kv_cache.page_loads.LoadCostModel.tokens", lambda *_: cut)
     found = run(seeing, request)
     assert found.cached == {0: cut}
     check_equal(found.tokens[0], wanted, exact=True)

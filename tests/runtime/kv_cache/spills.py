@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
 from hearth.runtime.kv_cache.pages import Page, page_name
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
 from tests.runtime.kv_cache.prompts import ROOTS, identities
 
 PAGE_BYTES = 100
@@ -23,18 +23,18 @@ def pages(blocks: list[int], *, draft: bool = False) -> list[Page]:
     return found
 
 
-def open_folder(folder: Path, engine: bytes = b"engine", room: int = 10) -> SpillFolder:
-    return SpillFolder(folder, engine, PAGE_BYTES, room * FILE_BYTES)
+def open_folder(folder: Path, engine: bytes = b"engine", room: int = 10) -> DiskCache:
+    return DiskCache(folder, engine, PAGE_BYTES, room * FILE_BYTES)
 
 
 def fill(folder: Path, blocks: list[int], engine: bytes = b"engine") -> list[Page]:
     """A folder that was closed with these pages in it."""
-    spill = open_folder(folder, engine)
+    disk_cache = open_folder(folder, engine)
     written = pages(blocks)
     for page in written:
-        assert spill.write(page, DATA)
-    spill.close(SOON_S)
-    assert spill.take_failures() == []
+        assert disk_cache.write(page, DATA)
+    disk_cache.close(SOON_S)
+    assert disk_cache.take_failures() == []
     return written
 
 

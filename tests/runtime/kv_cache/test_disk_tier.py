@@ -6,12 +6,12 @@ import pytest
 
 from hearth.runtime.device.cpu.cpu_device import CpuDevice, HostSpan
 from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
 from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from hearth.runtime.kv_cache.page_loads import PageLoads, Worth
+from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import STAGED, PagePool
-from hearth.runtime.kv_cache.pages import Match, Place, Rooms, Save, Write
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from hearth.runtime.kv_cache.pages import Match, Place, Save, TierCapacity, Write
 from tests.runtime.kv_cache.spills import files, pages
 
 CONFIG = simulated_config(layers=2, max_batch=2)
@@ -60,7 +60,7 @@ def caches(device: SlowDevice) -> HybridCacheManager:
 
 @pytest.fixture
 def pool(device: SlowDevice, caches: HybridCacheManager) -> PagePool:
-    return PagePool(device, [caches], Rooms(12, 0, 20))
+    return PagePool(device, [caches], TierCapacity(12, 0, 20))
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def disk(pool: PagePool, tmp_path: Path) -> DiskTier:
 
 def open_disk(pool: PagePool, folder: Path) -> DiskTier:
     size = pool.page_bytes
-    return DiskTier(pool, SpillFolder(folder, b"engine", size, 20 * (size + HEAD_BYTES)))
+    return DiskTier(pool, DiskCache(folder, b"engine", size, 20 * (size + HEAD_BYTES)))
 
 
 def test_a_page_is_handed_over_when_its_copy_has_ended(
@@ -96,7 +96,7 @@ def test_a_file_says_of_the_draft_what_was_there_when_it_was_copied(
     page.draft = not draft
     device.go_on()
     disk.close([])
-    (found,) = open_disk(pool, tmp_path).spill.found()
+    (found,) = open_disk(pool, tmp_path).disk_cache.found()
     assert found.draft == draft
 
 
@@ -160,7 +160,7 @@ def test_a_page_comes_back_from_the_disk_as_it_was_saved(
     for tensor in (*caches.kv.keys, *caches.kv.values):
         tensor.array[...] = 0
     page.on_disk = True
-    loads = PageLoads(pool, open_disk(pool, tmp_path), Worth(), 8)
+    loads = PageLoads(pool, open_disk(pool, tmp_path), LoadCostModel(), 8)
     match = loads.take(Match((page,), 32))
     assert match.tokens == 32
     loads.load(match, 1, 32, 0)
@@ -180,7 +180,7 @@ def test_no_more_is_read_at_a_time_than_may_be(
     for page in written:
         disk.write(page, Place("device", 0))
         page.on_disk = True
-    loads = PageLoads(pool, disk, Worth(), 2)
+    loads = PageLoads(pool, disk, LoadCostModel(), 2)
     assert loads.take(Match(tuple(written), 96)).tokens == 64
     loads.done()
     assert loads.take(Match(tuple(written), 40)).tokens == 40
@@ -192,7 +192,7 @@ def test_what_a_file_gives_no_bytes_of_is_told_with_its_page(
 ) -> None:
     first, second = pages([1, 2])
     first.place, second.on_disk = Place("device", 0), True
-    loads = PageLoads(pool, disk, Worth(), 8)
+    loads = PageLoads(pool, disk, LoadCostModel(), 8)
     assert loads.take(Match((first, second), 64)).pages == (first,)
     ((page, error),) = loads.take_damaged()
     assert (page, error.code) == (second, "spill_invalid")
@@ -203,8 +203,8 @@ def test_loading_is_judged_by_what_it_took(
     device: SlowDevice, disk: DiskTier, pool: PagePool
 ) -> None:
     device.go_on()
-    worth = Worth()
-    loads = PageLoads(pool, disk, worth, 8)
+    cost_model = LoadCostModel()
+    loads = PageLoads(pool, disk, cost_model, 8)
     (page,) = pages([1])
     page.place = Place("device", 0)
     match = Match((page,), 32)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.pages import PAGE_TOKENS, TOKEN_BYTES, Rooms, TokenIdentities
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS, TOKEN_BYTES, TierCapacity, TokenIdentities
 from tests.runtime.kv_cache.prompts import Beginning, beginnings, common, prompts
 
 
@@ -56,7 +56,7 @@ class PlainModel:
 def test_it_keeps_what_a_plain_model_keeps(
     room: int, rows: list[tuple[TokenIdentities, int]]
 ) -> None:
-    index, model = PageIndex(Rooms(room)), PlainModel(room)
+    index, model = PageIndex(TierCapacity(room)), PlainModel(room)
     for prompt, less in rows:
         count = max(len(prompt) - less, 0)
         index.insert(prompt, count)

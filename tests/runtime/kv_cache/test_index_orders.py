@@ -16,8 +16,8 @@ from hearth.runtime.kv_cache.pages import (
     Move,
     Page,
     Place,
-    Rooms,
     Save,
+    TierCapacity,
     TokenIdentities,
     Write,
 )
@@ -53,9 +53,9 @@ class Memories:
 class House:
     """An index and its memories under all that may be asked of them in any order."""
 
-    def __init__(self, rooms: Rooms) -> None:
-        self.rooms = rooms
-        self.index = PageIndex(rooms)
+    def __init__(self, capacity: TierCapacity) -> None:
+        self.capacity = capacity
+        self.index = PageIndex(capacity)
         self.memories = Memories()
         self.held: list[tuple[Page, ...]] = []
 
@@ -107,7 +107,7 @@ class House:
             assert draft == page.draft
             assert draft >= (end <= found.draft)
         for tier in ("device", "host", "disk"):
-            assert self.index.held_in(tier) <= getattr(self.rooms, tier)
+            assert self.index.held_in(tier) <= getattr(self.capacity, tier)
         assert self.index.held_in("disk") == len(self.memories.disk)
         stored = {beginning for beginning, _ in self.memories.disk.values()}
         for root, text in stored:
@@ -129,13 +129,13 @@ _ACTIONS = st.one_of(st.just(House.insert), st.sampled_from(_OTHERS))
 
 
 @given(
-    st.builds(Rooms, st.integers(1, 8), st.integers(0, 4), st.integers(0, 6)),
+    st.builds(TierCapacity, st.integers(1, 8), st.integers(0, 4), st.integers(0, 6)),
     st.lists(st.tuples(_ACTIONS, prompts(), st.integers(0, 1)), max_size=25),
 )
 def test_what_is_found_is_what_was_saved_in_any_order_of_things(
-    rooms: Rooms, actions: list[tuple[Action, TokenIdentities, int]]
+    capacity: TierCapacity, actions: list[tuple[Action, TokenIdentities, int]]
 ) -> None:
-    house = House(rooms)
+    house = House(capacity)
     for act, prompt, client in actions:
         act(house, prompt, client)
         for _, other, _ in actions:
@@ -145,8 +145,8 @@ def test_what_is_found_is_what_was_saved_in_any_order_of_things(
     house.index.unpin(1)
     while house.held:
         house.release()
-    many = [identities([block]) for block in range(10, 10 + rooms.device)]
+    many = [identities([block]) for block in range(10, 10 + capacity.device)]
     for prompt in many:
         house.insert(prompt)
     found = sum(house.index.match(prompt, PAGE_TOKENS).tokens for prompt in many)
-    assert found == PAGE_TOKENS * rooms.device, "whatever was held can leave in the end"
+    assert found == PAGE_TOKENS * capacity.device, "whatever was held can leave in the end"

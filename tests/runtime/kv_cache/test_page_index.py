@@ -8,9 +8,9 @@ from hearth.runtime.kv_cache.pages import (
     Erase,
     Move,
     Place,
-    Rooms,
     Save,
     Stored,
+    TierCapacity,
     TokenIdentities,
     Write,
 )
@@ -34,14 +34,14 @@ def saved(changes: list[Change]) -> list[tuple[int, Place]]:
 
 
 def test_only_pages_that_are_not_there_are_saved() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     assert saved(insert(index, COMMON)) == [(0, Place("device", 0)), (32, Place("device", 1))]
     assert saved(insert(index, [*COMMON, 3])) == [(64, Place("device", 2))]
     assert insert(index, COMMON) == []
 
 
 def test_a_match_is_the_longest_beginning_also_within_a_page() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     insert(index, [*COMMON, 3])
     insert(index, [*COMMON, 4])
     prompt = TokenIdentities(ROOTS[0], [*ids(COMMON), *[4] * 20, *[5] * 12])
@@ -55,13 +55,13 @@ def test_a_match_is_the_longest_beginning_also_within_a_page() -> None:
 
 
 def test_nothing_is_shared_between_adapters() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     insert(index, COMMON)
     assert index.match(identities(COMMON, root=ROOTS[1]), 64).tokens == 0
 
 
 def test_a_last_page_that_is_not_full_makes_place_for_what_goes_on_from_it() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     insert(index, COMMON, 5)
     assert found(index, COMMON, 20) == 69
     assert insert(index, COMMON, 3) == []
@@ -72,7 +72,7 @@ def test_a_last_page_that_is_not_full_makes_place_for_what_goes_on_from_it() -> 
 
 
 def test_a_page_that_somebody_reads_stays_when_another_goes_on_from_it() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     insert(index, COMMON, 5)
     pages = index.match(identities(COMMON, 5), 69).pages
     index.hold(pages)
@@ -84,7 +84,7 @@ def test_a_page_that_somebody_reads_stays_when_another_goes_on_from_it() -> None
 def test_what_was_not_used_for_the_longest_time_goes_first_and_leaves_before_their_parents() -> (
     None
 ):
-    index = PageIndex(Rooms(4))
+    index = PageIndex(TierCapacity(4))
     insert(index, [1, 2])
     insert(index, [1, 3, 4])
     insert(index, [1, 2])
@@ -96,14 +96,14 @@ def test_what_was_not_used_for_the_longest_time_goes_first_and_leaves_before_the
 
 
 def test_a_prompt_with_more_pages_than_there_is_room_keeps_its_beginning() -> None:
-    index = PageIndex(Rooms(3))
+    index = PageIndex(TierCapacity(3))
     insert(index, [1, 2, 3, 4, 5])
     assert found(index, [1, 2, 3, 4, 5]) == 96
-    assert PageIndex(Rooms(0)).insert(identities([1]), 32) == []
+    assert PageIndex(TierCapacity(0)).insert(identities([1]), 32) == []
 
 
 def test_what_leaves_the_device_goes_to_host_memory_and_comes_back_from_the_row() -> None:
-    index = PageIndex(Rooms(1, 1))
+    index = PageIndex(TierCapacity(1, 1))
     insert(index, [1])
     page = index.match(identities([1]), 32).pages[0]
     move, save = insert(index, [2])
@@ -116,7 +116,7 @@ def test_what_leaves_the_device_goes_to_host_memory_and_comes_back_from_the_row(
 
 
 def test_a_page_held_between_look_up_and_loading_stays_where_it_is() -> None:
-    index = PageIndex(Rooms(1))
+    index = PageIndex(TierCapacity(1))
     insert(index, [1])
     match = index.match(identities([1]), 32)
     index.hold(match.pages)
@@ -128,7 +128,7 @@ def test_a_page_held_between_look_up_and_loading_stays_where_it_is() -> None:
 
 
 def test_draft_state_is_noted_by_page_and_added_later() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     prompt = identities([1, 2, 3])
     index.insert(prompt, 96, draft=63)
     assert index.match(prompt, 96).draft == 32
@@ -140,7 +140,7 @@ def test_draft_state_is_noted_by_page_and_added_later() -> None:
 
 
 def test_what_has_draft_state_keeps_it_when_a_row_without_brings_it_back() -> None:
-    index = PageIndex(Rooms(2, 3))
+    index = PageIndex(TierCapacity(2, 3))
     insert(index, [1, 2], draft=64)
     insert(index, [3, 4])
     (page,) = index.match(identities([1]), 32).pages
@@ -150,7 +150,7 @@ def test_what_has_draft_state_keeps_it_when_a_row_without_brings_it_back() -> No
 
 
 def test_draft_state_behind_a_page_without_is_of_no_use() -> None:
-    index = PageIndex(Rooms(2, 0, 4))
+    index = PageIndex(TierCapacity(2, 0, 4))
     insert(index, [1, 2], draft=64)
     insert(index, [3, 4])
     assert [type(one) for one in insert(index, [1])] == [Write, Write, Save]
@@ -160,7 +160,7 @@ def test_draft_state_behind_a_page_without_is_of_no_use() -> None:
 
 
 def test_a_row_that_cannot_be_saved_or_read_takes_along_what_is_behind_it() -> None:
-    index = PageIndex(Rooms(4, 0, 4))
+    index = PageIndex(TierCapacity(4, 0, 4))
     insert(index, [1, 2, 3])
     match = index.match(identities([1, 2, 3]), 96)
     index.hold(match.pages)
@@ -172,7 +172,7 @@ def test_a_row_that_cannot_be_saved_or_read_takes_along_what_is_behind_it() -> N
 
 
 def test_pins_hold_pages_that_are_there_and_those_that_come() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     insert(index, [1])
     index.pin(7, identities([1, 2], 5), 69)
     insert(index, [1, 2], 5)
@@ -186,7 +186,7 @@ def test_pins_hold_pages_that_are_there_and_those_that_come() -> None:
 
 
 def test_a_client_pins_a_quarter_at_most_and_all_of_them_three() -> None:
-    index = PageIndex(Rooms(8))
+    index = PageIndex(TierCapacity(8))
     index.pin(1, identities([1, 2]), 64)
     index.pin(1, identities([1, 2]), 64)
     with pytest.raises(HearthError) as caught:
@@ -205,7 +205,7 @@ def test_a_client_pins_a_quarter_at_most_and_all_of_them_three() -> None:
 
 
 def test_what_leaves_memory_is_written_behind_what_is_before_it() -> None:
-    index = PageIndex(Rooms(3, 0, 3))
+    index = PageIndex(TierCapacity(3, 0, 3))
     insert(index, [1, 2, 3])
     path = index.match(identities([1, 2, 3]), 96).pages
     changes = insert(index, [4])
@@ -223,7 +223,7 @@ def test_what_leaves_memory_is_written_behind_what_is_before_it() -> None:
 
 
 def test_a_page_that_gets_draft_state_is_written_again_when_it_leaves() -> None:
-    index = PageIndex(Rooms(1, 0, 2))
+    index = PageIndex(TierCapacity(1, 0, 2))
     insert(index, [1])
     index.unwritten()
     insert(index, [1], draft=32)
@@ -233,7 +233,7 @@ def test_a_page_that_gets_draft_state_is_written_again_when_it_leaves() -> None:
 
 
 def test_few_pages_are_written_for_one_that_leaves() -> None:
-    index = PageIndex(Rooms(MOST_WRITES + 2, 0, 99))
+    index = PageIndex(TierCapacity(MOST_WRITES + 2, 0, 99))
     long = list(range(MOST_WRITES + 2))
     insert(index, long)
     changes = insert(index, [99])
@@ -244,7 +244,7 @@ def test_few_pages_are_written_for_one_that_leaves() -> None:
 
 
 def test_what_could_not_be_written_is_gone_with_what_is_behind_it() -> None:
-    index = PageIndex(Rooms(2, 0, 4))
+    index = PageIndex(TierCapacity(2, 0, 4))
     insert(index, [1, 2])
     insert(index, [3])
     path = index.match(identities([1, 2]), 64).pages
@@ -253,7 +253,7 @@ def test_what_could_not_be_written_is_gone_with_what_is_behind_it() -> None:
 
 
 def test_at_the_end_what_was_used_last_is_written_and_begins_anew() -> None:
-    index = PageIndex(Rooms(4, 0, 3))
+    index = PageIndex(TierCapacity(4, 0, 3))
     insert(index, [1, 2])
     insert(index, [1, 3])
     insert(index, [4])
@@ -266,7 +266,7 @@ def test_at_the_end_what_was_used_last_is_written_and_begins_anew() -> None:
         )
         for used, page in enumerate(written)
     ]
-    fresh = PageIndex(Rooms(4, 0, 3))
+    fresh = PageIndex(TierCapacity(4, 0, 3))
     assert fresh.adopt(stored[::-1]) == []
     assert [found(fresh, blocks) for blocks in ([1, 2], [1, 3], [4])] == [32, 64, 32]
     assert fresh.match(identities([1, 3]), 64).pages[1].tier == "disk"
@@ -286,7 +286,7 @@ def test_pages_on_disk_that_lead_nowhere_or_are_too_many_are_erased() -> None:
         for place, used in [(0, 1.0), (1, 2.0), (3, 9.0)]
     ]
     other = Stored(ROOTS[1], ROOTS[1], identities([5]).between(0, 32), False, 1.5)
-    index = PageIndex(Rooms(4, 0, 2))
+    index = PageIndex(TierCapacity(4, 0, 2))
     erased = index.adopt([*stored, other])
     assert erased == [Erase(names[3]), Erase(identities([5], root=ROOTS[1]).page_names(32)[0])]
     match = index.match(identities([1, 2, 3, 4]), 128)
@@ -294,7 +294,7 @@ def test_pages_on_disk_that_lead_nowhere_or_are_too_many_are_erased() -> None:
 
 
 def test_long_prompts_are_walked_without_recursion() -> None:
-    index = PageIndex(Rooms(3000))
+    index = PageIndex(TierCapacity(3000))
     prompt = TokenIdentities(ROOTS[0], range(3000 * PAGE_TOKENS))
     index.insert(prompt, len(prompt))
     match = index.match(prompt, len(prompt))

@@ -6,10 +6,10 @@ from msgspec import structs
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.page_pool import page_bytes, prefix_rooms, record_bytes
-from hearth.runtime.kv_cache.pages import Rooms, TokenIdentities
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES
+from hearth.runtime.kv_cache.page_pool import page_bytes, prefix_capacity, record_bytes
+from hearth.runtime.kv_cache.pages import TierCapacity, TokenIdentities
 from hearth.runtime.options import RuntimeOptions
 
 BASE = simulated_config(layers=3)
@@ -23,7 +23,7 @@ def test_a_page_holds_its_tokens_in_all_layers_of_base_and_draft() -> None:
 
 
 def test_a_room_is_as_many_pages_as_fit() -> None:
-    assert prefix_rooms(BASE, None, RuntimeOptions()) == Rooms(0, 0, 0)
+    assert prefix_capacity(BASE, None, RuntimeOptions()) == TierCapacity(0, 0, 0)
     options = RuntimeOptions(
         prefix_cache_bytes=5 * PAGE - 1,
         prefix_host_bytes=2 * PAGE,
@@ -31,13 +31,13 @@ def test_a_room_is_as_many_pages_as_fit() -> None:
         prefix_folder="pages",
     )
     gpu = structs.replace(BASE, device="cuda")
-    assert prefix_rooms(gpu, None, options) == Rooms(4, 2, 1)
+    assert prefix_capacity(gpu, None, options) == TierCapacity(4, 2, 1)
 
 
 def test_what_is_known_of_a_page_is_counted_and_is_no_less_than_it_takes() -> None:
     tracemalloc.start()
     try:
-        index, before = PageIndex(Rooms(4096)), tracemalloc.get_traced_memory()[0]
+        index, before = PageIndex(TierCapacity(4096)), tracemalloc.get_traced_memory()[0]
         for row in range(1024):
             ids = [row * 128 + place for place in range(128)]
             index.insert(TokenIdentities(b"root", ids), 128)
@@ -45,8 +45,8 @@ def test_what_is_known_of_a_page_is_counted_and_is_no_less_than_it_takes() -> No
     finally:
         tracemalloc.stop()
     assert len(index) == 4096
-    assert taken < record_bytes(Rooms(4096)) < 2 * taken
-    assert record_bytes(Rooms(0, 3, 5)) == 0
+    assert taken < record_bytes(TierCapacity(4096)) < 2 * taken
+    assert record_bytes(TierCapacity(0, 3, 5)) == 0
 
 
 @pytest.mark.parametrize(
@@ -72,5 +72,5 @@ def test_what_cannot_be_met_is_refused_by_name(
     asked: dict[str, Any], code: str, field: str
 ) -> None:
     with pytest.raises(HearthError) as caught:
-        prefix_rooms(BASE, None, RuntimeOptions(**asked))
+        prefix_capacity(BASE, None, RuntimeOptions(**asked))
     assert (caught.value.code, caught.value.field) == (code, field)

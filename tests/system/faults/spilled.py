@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, VERSION, decode_head, encode_head
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, VERSION, decode_head, encode_head
 from tests.system.faults.trial import Trial
 
 _PROMPT = "the lamps in the house are on and the doors are open " * 12

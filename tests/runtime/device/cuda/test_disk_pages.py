@@ -8,12 +8,12 @@ from msgspec import structs
 
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
 from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from hearth.runtime.kv_cache.page_loads import PageLoads, Worth
+from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import PagePool
-from hearth.runtime.kv_cache.pages import Match, Place, Rooms, Save
-from hearth.runtime.kv_cache.spill_folder import HEAD_BYTES, SpillFolder
+from hearth.runtime.kv_cache.pages import Match, Place, Save, TierCapacity
 from tests.runtime.kv_cache.spills import files, pages
 
 pytestmark = pytest.mark.gpu
@@ -37,9 +37,11 @@ def test_pages_go_to_disk_behind_the_stream_and_come_back(gpu: CudaDevice, tmp_p
         numbers.standard_normal(part.shape).astype(part.dtype) for part in caches.kv.capture(0, 96)
     ]
     caches.kv.restore(1, kept)
-    pool = PagePool(gpu, [caches], Rooms(4, 0, 20))
-    spill = SpillFolder(tmp_path, b"engine", pool.page_bytes, 20 * (HEAD_BYTES + pool.page_bytes))
-    disk = DiskTier(pool, spill)
+    pool = PagePool(gpu, [caches], TierCapacity(4, 0, 20))
+    disk_cache = DiskCache(
+        tmp_path, b"engine", pool.page_bytes, 20 * (HEAD_BYTES + pool.page_bytes)
+    )
+    disk = DiskTier(pool, disk_cache)
     saved = pages([1, 2, 3])
     places = [Place("device", slot) for slot in (3, 0, 2)]
     saves = [
@@ -52,8 +54,10 @@ def test_pages_go_to_disk_behind_the_stream_and_come_back(gpu: CudaDevice, tmp_p
         page.on_disk = True
     disk.close([])
     assert len(files(tmp_path)) == 3
-    spill = SpillFolder(tmp_path, b"engine", pool.page_bytes, 20 * (HEAD_BYTES + pool.page_bytes))
-    loads = PageLoads(pool, DiskTier(pool, spill), Worth(), 8)
+    disk_cache = DiskCache(
+        tmp_path, b"engine", pool.page_bytes, 20 * (HEAD_BYTES + pool.page_bytes)
+    )
+    loads = PageLoads(pool, DiskTier(pool, disk_cache), LoadCostModel(), 8)
     for _ in range(WORTH_TRIALS):
         caches.kv.zero(0, 0, TOKENS)
         match = loads.take(Match(tuple(saved), TOKENS))

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.kv_cache import spill_folder
+from hearth.runtime.kv_cache import disk_cache
+from hearth.runtime.kv_cache.disk_cache import MOST_WAITING, VERSION, PageFileHeader, encode_head
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.pages import Erase, Page, Rooms
-from hearth.runtime.kv_cache.spill_folder import MOST_WAITING, VERSION, SpillHead, encode_head
+from hearth.runtime.kv_cache.pages import Erase, Page, TierCapacity
 from tests.runtime.kv_cache.prompts import ROOTS, identities
 from tests.runtime.kv_cache.spills import DATA, FILE_BYTES, SOON_S, files, fill, open_folder, pages
 
@@ -28,54 +28,54 @@ def refuses(folder: Path, words: str, blocks: list[int]) -> None:
     (page,) = pages(blocks)
     (path,) = files(folder)
     data, mode = path.read_bytes(), path.stat().st_mode
-    spill = open_folder(folder)
+    disk_cache = open_folder(folder)
     with pytest.raises(HearthError, match=words) as caught:
-        spill.read(page)
+        disk_cache.read(page)
     assert (caught.value.code, caught.value.field) == ("spill_invalid", path.name)
     assert files(folder) == []
     path.write_bytes(data)
     path.chmod(mode)
-    found = spill.found()
+    found = disk_cache.found()
     # What the head does not tell shows when the page is read.
     if found:
         assert words == "is damaged"
     else:
-        (failure,) = spill.take_failures()
+        (failure,) = disk_cache.take_failures()
         assert words in failure.message
         assert files(folder) == []
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
 
 
 def test_a_page_is_there_after_a_restart_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "prefix"
     first, second = fill(folder, [1, 2])
-    spill = open_folder(folder)
-    found = sorted(spill.found(), key=lambda one: one.parent != ROOTS[0])
+    disk_cache = open_folder(folder)
+    found = sorted(disk_cache.found(), key=lambda one: one.parent != ROOTS[0])
     assert [stored[:4] for stored in found] == [
         (ROOTS[0], ROOTS[0], first.tokens, False),
         (ROOTS[0], first.name, second.tokens, False),
     ]
-    assert spill.read(second) == DATA
+    assert disk_cache.read(second) == DATA
     for path in files(folder):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     for path in (folder, *folder.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
 
 
 def test_an_index_goes_on_with_what_a_folder_has(tmp_path: Path) -> None:
     written = fill(tmp_path, [1, 2, 3])
     fill(tmp_path, [4])
-    spill = open_folder(tmp_path)
-    spill.erase(written[1].name)
-    index = PageIndex(Rooms(4, 0, spill.pages))
-    for change in index.adopt(spill.found()):
+    disk_cache = open_folder(tmp_path)
+    disk_cache.erase(written[1].name)
+    index = PageIndex(TierCapacity(4, 0, disk_cache.pages))
+    for change in index.adopt(disk_cache.found()):
         assert isinstance(change, Erase)
-        spill.erase(change.name)
+        disk_cache.erase(change.name)
     match = index.match(identities([1, 2]), 64)
     assert (match.tokens, len(files(tmp_path)), len(index)) == (32, 2, 2)
-    assert spill.read(match.pages[0]) == DATA
-    spill.close(SOON_S)
+    assert disk_cache.read(match.pages[0]) == DATA
+    disk_cache.close(SOON_S)
 
 
 @pytest.fixture
@@ -83,11 +83,11 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is written until this is set."""
     go_on = threading.Event()
 
-    def encode(head: SpillHead) -> bytes:
+    def encode(head: PageFileHeader) -> bytes:
         assert go_on.wait(SOON_S)
         return encode_head(head)
 
-    monkeypatch.setattr(spill_folder, "encode_head", encode)
+    monkeypatch.setattr(disk_cache, "encode_head", encode)
     yield go_on
     go_on.set()
 
@@ -95,46 +95,46 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def test_what_waits_to_be_written_is_read_from_memory_and_can_be_erased(
     tmp_path: Path, stalled: threading.Event
 ) -> None:
-    spill = open_folder(tmp_path)
+    disk_cache = open_folder(tmp_path)
     first, second, third = pages([1, 2, 3])
     for page in (first, second, third):
-        assert spill.write(page, DATA)
-    assert spill.read(third) == DATA
+        assert disk_cache.write(page, DATA)
+    assert disk_cache.read(third) == DATA
     # The first one is in the writer's hands already, the third waits.
-    spill.erase(first.name)
-    spill.erase(third.name)
+    disk_cache.erase(first.name)
+    disk_cache.erase(third.name)
     stalled.set()
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
     assert [path.stem for path in files(tmp_path)] == [second.name.hex()]
-    assert not spill.write(first, DATA)
+    assert not disk_cache.write(first, DATA)
 
 
 def test_a_page_that_is_brought_again_is_written_as_it_is_now(
     tmp_path: Path, stalled: threading.Event
 ) -> None:
-    spill = open_folder(tmp_path)
+    disk_cache = open_folder(tmp_path)
     (page,) = pages([1])
-    assert spill.write(page, DATA)
+    assert disk_cache.write(page, DATA)
     page.draft = True
-    assert spill.write(page, DATA[::-1])
+    assert disk_cache.write(page, DATA[::-1])
     stalled.set()
-    spill.close(SOON_S)
-    spill = open_folder(tmp_path)
-    assert [stored.draft for stored in spill.found()] == [True]
-    assert spill.read(page) == DATA[::-1]
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
+    disk_cache = open_folder(tmp_path)
+    assert [stored.draft for stored in disk_cache.found()] == [True]
+    assert disk_cache.read(page) == DATA[::-1]
+    disk_cache.close(SOON_S)
 
 
 def test_who_brings_more_than_may_wait_is_refused_or_waits(
     tmp_path: Path, stalled: threading.Event
 ) -> None:
-    spill = open_folder(tmp_path, room=100)
+    disk_cache = open_folder(tmp_path, room=100)
     many = pages(list(range(MOST_WAITING + 2)))
-    assert [spill.write(page, DATA) for page in many[:-1]] == [True] * MOST_WAITING + [False]
-    assert not spill.write(many[-1], DATA, within_s=0.01)
+    assert [disk_cache.write(page, DATA) for page in many[:-1]] == [True] * MOST_WAITING + [False]
+    assert not disk_cache.write(many[-1], DATA, within_s=0.01)
     stalled.set()
-    assert spill.write(many[-1], DATA, within_s=SOON_S)
-    spill.close(SOON_S)
+    assert disk_cache.write(many[-1], DATA, within_s=SOON_S)
+    disk_cache.close(SOON_S)
     assert len(files(tmp_path)) == MOST_WAITING + 1
 
 
@@ -144,21 +144,21 @@ def test_a_disk_that_is_full_is_told_once_and_the_pages_are_lost(
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    spill = open_folder(tmp_path)
+    disk_cache = open_folder(tmp_path)
     first, second, third = pages([1, 2, 3])
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "mkstemp", full)
         for page in (first, second):
-            assert spill.write(page, DATA)
+            assert disk_cache.write(page, DATA)
         lost: list[Page] = []
         while len(lost) < 2:
-            lost += spill.take_lost()
+            lost += disk_cache.take_lost()
     assert lost == [first, second]
-    (failure,) = spill.take_failures()
+    (failure,) = disk_cache.take_failures()
     assert (failure.code, failure.field) == ("spill_failed", "prefix_folder")
     assert "No space left on device" in failure.message
-    assert spill.write(third, DATA)
-    spill.close(SOON_S)
+    assert disk_cache.write(third, DATA)
+    disk_cache.close(SOON_S)
     assert [path.stem for path in files(tmp_path)] == [third.name.hex()]
 
 
@@ -167,11 +167,11 @@ def test_pages_of_other_engines_give_way_and_nothing_else_does(tmp_path: Path) -
     (tmp_path / "notes.page").write_text("not ours")
     others = files(tmp_path)[:2]
     os.utime(others[1], (1, 1))
-    spill = open_folder(tmp_path, room=3)
-    assert (spill.found(), spill.pages) == ([], 3)
+    disk_cache = open_folder(tmp_path, room=3)
+    assert (disk_cache.found(), disk_cache.pages) == ([], 3)
     for page in pages([1, 2]):
-        assert spill.write(page, DATA)
-    spill.close(SOON_S)
+        assert disk_cache.write(page, DATA)
+    disk_cache.close(SOON_S)
     left = files(tmp_path)
     assert (others[0] in left, others[1] in left, tmp_path / "notes.page" in left) == (
         True,
@@ -179,9 +179,9 @@ def test_pages_of_other_engines_give_way_and_nothing_else_does(tmp_path: Path) -
         True,
     )
     assert sum(path.stat().st_size for path in left) == 3 * FILE_BYTES + len("not ours")
-    spill = open_folder(tmp_path, room=2)
-    assert len(spill.found()) == 2
-    spill.close(SOON_S)
+    disk_cache = open_folder(tmp_path, room=2)
+    assert len(disk_cache.found()) == 2
+    disk_cache.close(SOON_S)
     assert not others[0].parent.exists()
 
 
@@ -236,21 +236,21 @@ def test_a_file_that_others_could_have_written_serves_nothing(tmp_path: Path) ->
     target = tmp_path / "elsewhere"
     target.write_bytes(b"")
     (own / f"{pages([1])[0].name.hex()}.page").symlink_to(target)
-    spill = open_folder(tmp_path)
-    assert spill.found() == []
+    disk_cache = open_folder(tmp_path)
+    assert disk_cache.found() == []
     assert files(tmp_path) == [target]
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
 
 
 def test_a_page_that_is_gone_or_lacks_the_drafts_state_is_not_served(tmp_path: Path) -> None:
     (page,) = fill(tmp_path, [1])
-    spill = open_folder(tmp_path)
+    disk_cache = open_folder(tmp_path)
     page.draft = True
     with pytest.raises(HearthError, match="is damaged"):
-        spill.read(page)
+        disk_cache.read(page)
     with pytest.raises(HearthError, match="No such file"):
-        spill.read(page)
-    spill.close(SOON_S)
+        disk_cache.read(page)
+    disk_cache.close(SOON_S)
 
 
 def test_a_folder_in_a_pages_place_serves_nothing_and_is_not_held_open(tmp_path: Path) -> None:
@@ -258,28 +258,28 @@ def test_a_folder_in_a_pages_place_serves_nothing_and_is_not_held_open(tmp_path:
     (path,) = files(tmp_path)
     path.unlink()
     path.mkdir()
-    spill = open_folder(tmp_path)
+    disk_cache = open_folder(tmp_path)
     before = list(Path("/proc/self/fd").iterdir())
     for _ in range(3):
         with pytest.raises(HearthError, match="cannot be read"):
-            spill.read(page)
+            disk_cache.read(page)
     assert list(Path("/proc/self/fd").iterdir()) == before
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
 
 
 def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "prefix"
     first, second = pages([1, 2])
-    spill = open_folder(folder)
-    assert spill.write(first, DATA)
+    disk_cache = open_folder(folder)
+    assert disk_cache.write(first, DATA)
     until = time.monotonic() + SOON_S
     while not list(folder.rglob("*.page")):
         assert time.monotonic() < until
         time.sleep(0.001)
     shutil.rmtree(folder)
-    assert spill.write(second, DATA)
-    spill.close(SOON_S)
-    assert spill.take_failures() == []
+    assert disk_cache.write(second, DATA)
+    disk_cache.close(SOON_S)
+    assert disk_cache.take_failures() == []
     assert len(files(folder)) == 1
     for path in (folder, *folder.iterdir()):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -291,10 +291,10 @@ def test_what_a_killed_process_left_half_written_is_removed_once_it_is_old(tmp_p
     for name in ("old.partial", "new.partial"):
         (own / name).write_bytes(b"half")
     os.utime(own / "old.partial", (1, 1))
-    spill = open_folder(tmp_path)
-    assert (len(spill.found()), spill.take_failures()) == (1, [])
+    disk_cache = open_folder(tmp_path)
+    assert (len(disk_cache.found()), disk_cache.take_failures()) == (1, [])
     assert sorted(path.suffix for path in own.iterdir()) == [".page", ".partial"]
-    spill.close(SOON_S)
+    disk_cache.close(SOON_S)
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
@@ -325,9 +325,9 @@ def test_no_bytes_on_disk_are_taken_for_a_page_that_they_are_not(data: st.DataOb
             end = begin + data.draw(st.integers(0, 8))
             held[begin:end] = data.draw(st.binary(max_size=8))
         path.write_bytes(held)
-        spill = open_folder(folder)
-        for stored in spill.found():
+        disk_cache = open_folder(folder)
+        for stored in disk_cache.found():
             assert stored[:4] == (ROOTS[0], ROOTS[0], page.tokens, False)
         with suppress(HearthError):
-            assert spill.read(page) == DATA
-        spill.close(SOON_S)
+            assert disk_cache.read(page) == DATA
+        disk_cache.close(SOON_S)

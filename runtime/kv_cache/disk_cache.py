@@ -37,7 +37,7 @@ _DIGESTED = _FIELDS.size + _MOST_TOKENS_BYTES
 HEAD_BYTES = _DIGESTED + 32
 
 
-class SpillHead(NamedTuple):
+class PageFileHeader(NamedTuple):
     """What a file says of its page.
 
     `engine` and `root` are names of what has computed it, `parent` of the page before; `digest` is
@@ -58,7 +58,7 @@ class SpillHead(NamedTuple):
         return page_name(self.parent, self.tokens)
 
 
-def encode_head(head: SpillHead) -> bytes:
+def encode_head(head: PageFileHeader) -> bytes:
     """The first `HEAD_BYTES` of a file; the last of them are a digest of those before."""
     fields = _FIELDS.pack(
         _MAGIC,
@@ -75,7 +75,7 @@ def encode_head(head: SpillHead) -> bytes:
     return said + hashlib.sha256(said).digest()
 
 
-def decode_head(data: bytes, name: str) -> SpillHead:
+def decode_head(data: bytes, name: str) -> PageFileHeader:
     """Raises `spill_invalid`, naming the file, for what is no whole head of this version."""
     magic, version = struct.unpack_from("<8sI", data.ljust(12, b"\0"))
     if magic != _MAGIC:
@@ -89,7 +89,7 @@ def decode_head(data: bytes, name: str) -> SpillHead:
     if not 0 < count <= PAGE_TOKENS:
         raise spill_invalid(name, f"says that it holds {count} tokens")
     tokens = said[_FIELDS.size : _FIELDS.size + count * TOKEN_BYTES]
-    return SpillHead(engine, root, parent, tokens, bool(draft), size, digest)
+    return PageFileHeader(engine, root, parent, tokens, bool(draft), size, digest)
 
 
 def spill_invalid(name: str, what: str) -> HearthError:
@@ -108,7 +108,7 @@ class _File(NamedTuple):
     path: Path
 
 
-class OtherSpills:
+class StaleCacheFiles:
     """Pages of other engines, and of other versions, in the same folder: the oldest goes first."""
 
     def __init__(self, folder: Path, own: Path) -> None:
@@ -180,11 +180,11 @@ _SETTLED_S = 60.0
 
 class _Waiting(NamedTuple):
     page: Page
-    head: SpillHead
+    head: PageFileHeader
     data: bytes
 
 
-class SpillFolder:
+class DiskCache:
     """Writes pages behind the caller's back, reads them while it waits, and checks what it reads.
 
     Each engine has a folder of its own in `folder`; what lies in those of others gives way first.
@@ -205,7 +205,7 @@ class SpillFolder:
         self.pages = most_bytes // self.file_bytes
         make_private(folder)
         make_private(self._folder)
-        self._others = OtherSpills(folder, self._folder)
+        self._others = StaleCacheFiles(folder, self._folder)
         self._written: set[bytes] = set()
         self._turn = threading.Condition()
         self._waiting: OrderedDict[bytes, _Waiting] = OrderedDict()
@@ -213,7 +213,7 @@ class SpillFolder:
         self._failures: deque[HearthError] = deque(maxlen=_MOST_FAILURES)
         self._failing = False
         self._closing = False
-        self._thread = threading.Thread(target=self._write_all, name="spill", daemon=True)
+        self._thread = threading.Thread(target=self._write_all, name="disk_cache", daemon=True)
 
     def found(self) -> list[Stored]:
         """The pages that lie here from before, by their heads alone; whatever else is removed.
@@ -251,7 +251,7 @@ class SpillFolder:
         draft = page.draft if draft is None else draft
         root = root_of(page).name
         parent = root if page.parent is None else page.parent.name
-        head = SpillHead(self._engine, root, parent, page.tokens, draft, len(data), b"")
+        head = PageFileHeader(self._engine, root, parent, page.tokens, draft, len(data), b"")
         with self._turn:
             room = self._turn.wait_for(lambda: len(self._waiting) < MOST_WAITING, within_s)
             if not room or self._closing:
@@ -322,7 +322,7 @@ class SpillFolder:
     def _path(self, name: bytes) -> Path:
         return self._folder / f"{name.hex()}{SUFFIX}"
 
-    def _checked(self, path: Path, data: bytes, facts: os.stat_result) -> SpillHead:
+    def _checked(self, path: Path, data: bytes, facts: os.stat_result) -> PageFileHeader:
         """The head of a file that holds a whole page of this engine."""
         head = decode_head(data, path.name)
         if head.engine != self._engine:
