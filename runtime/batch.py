@@ -117,31 +117,32 @@ def tokens_to_generate(row: RowRequest, capacity: int) -> int:
 class DecodingRow:
     """One row of a running batch.
 
-    `number` is what its tokens are reported by. `filled` counts the tokens that the caches hold
-    once all queued steps have ended; `unplanned` the tokens up to its limit that none of these
-    steps picks; `passed` the chunks that newcomers had before it since its own last one. `plain`
-    rows take no trees, as their own have failed. Of the prompt `reused` tokens were there before,
-    and `drafted` entries of a draft engine. The first `certain` tokens lie where text would have
-    put them; behind those a tree's path had other slots between its nodes.
+    `number` identifies its tokens in step results. `filled` counts the tokens that the caches hold
+    once all queued steps have ended; `remaining_budget` the tokens up to its limit that none of
+    these steps samples; `passed` the chunks that later rows had before it since its own last one.
+    Rows with `speculation_disabled` take no trees, as their own have failed. Of the prompt `reused`
+    tokens were cached before, and `drafted` entries of a draft engine. The first
+    `exact_prefix_len` tokens have the slots of plain text; behind those a tree's path had other
+    slots between its nodes.
     """
 
     __slots__ = (
         "_end_tokens",
         "_longest",
-        "certain",
         "drafted",
+        "exact_prefix_len",
         "filled",
         "initial",
         "number",
         "options",
         "passed",
-        "plain",
         "prompt_length",
+        "remaining_budget",
         "request",
         "reused",
+        "speculation_disabled",
         "state",
         "token_ids",
-        "unplanned",
     )
 
     def __init__(
@@ -153,12 +154,12 @@ class DecodingRow:
         self.initial: NDArray[np.int64] = np.array(request.token_ids, np.int64)
         self.prompt_length = request.prompt_length
         self.options = request.options
-        self.plain = False
+        self.speculation_disabled = False
         self.filled = self.passed = self.reused = self.drafted = 0
-        self.certain = capacity
+        self.exact_prefix_len = capacity
         self.state = _LIVE
         self._longest = request.prompt_length + tokens_to_generate(request, capacity)
-        self.unplanned = self._longest - len(self.token_ids)
+        self.remaining_budget = self._longest - len(self.token_ids)
         self._end_tokens = frozenset[int]() if request.options.ignore_eos else end_tokens
 
     @property
@@ -169,7 +170,7 @@ class DecodingRow:
     @property
     def runs_on(self) -> bool:
         """Whether a further step makes sense: the row is live and its limit is not yet queued."""
-        return self.unplanned > 0 and self.state is _LIVE
+        return self.remaining_budget > 0 and self.state is _LIVE
 
     @property
     def generated(self) -> list[int]:
@@ -283,7 +284,7 @@ class DecodingInferenceContext:
             return False
         # As `runs_on`, of which there would be a call for each row of each step.
         for row in self.rows:  # noqa: SIM110 - see above
-            if row.unplanned <= 0 or row.state is not _LIVE:
+            if row.remaining_budget <= 0 or row.state is not _LIVE:
                 return False
         return True
 
@@ -338,7 +339,7 @@ class DecodingInferenceContext:
             row.filled += added
             row.passed = 0
             if not row.prompt_left:
-                row.unplanned -= 1
+                row.remaining_budget -= 1
                 ended += 1
         for row in joiners[len(chunk) :]:
             row.passed += row.number < newest
@@ -349,7 +350,7 @@ class DecodingInferenceContext:
         """Count a token of every decoding row."""
         for row in self.rows[: self.decoding]:
             row.filled += 1
-            row.unplanned -= 1
+            row.remaining_budget -= 1
 
     def arrange(
         self, unread: Iterable[tuple[DecodingRow, int]] = (), padding: int = 0

@@ -36,7 +36,7 @@ from hearth.actors.supervisor_messages import (
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.batch_runtime import BatchRuntime, StepResult
-from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
 from hearth.runtime.request import RowRequest
 
 

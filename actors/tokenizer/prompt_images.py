@@ -10,7 +10,7 @@ from hearth.actors.messages import ChatTurn, ImageWork, PromptImage, Visual
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.vision.prompt import Shown, Turn, encode_turns
+from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
 from hearth.runtime.vision_config import VisionConfig
 
 
@@ -47,10 +47,12 @@ class PromptImages:
         if kinds != given or len(given) < len(visuals):
             text = f"the messages have not a place for each of the {len(visuals)} images"
             raise HearthError("invalid_value", text, "messages")
-        shown = [Shown([one.picture for one in visual.frames], visual.times) for visual in visuals]
-        layouts = [self._layout(number, one) for number, one in enumerate(shown)]
+        vision_inputs = [
+            VisionInput([one.picture for one in visual.frames], visual.times) for visual in visuals
+        ]
+        layouts = [self._layout(number, one) for number, one in enumerate(vision_inputs)]
         said = [_turn(turn) for turn in turns]
-        ids, spans = encode_turns(self._tokenizer, said, shown, layouts, self._config)
+        ids, spans = encode_turns(self._tokenizer, said, vision_inputs, layouts, self._config)
         return SeenPrompt(ids, layouts, spans)
 
     def works(self, prompt: SeenPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
@@ -63,9 +65,9 @@ class PromptImages:
             for visual, layout, spans in zip(visuals, prompt.layouts, prompt.spans, strict=True)
         ]
 
-    def _layout(self, number: int, shown: Shown) -> ImageLayout:
+    def _layout(self, number: int, vision_inputs: VisionInput) -> ImageLayout:
         try:
-            return shown.layout(self._config, self.most_tokens)
+            return vision_inputs.layout(self._config, self.most_tokens)
         except HearthError as error:
             raise HearthError(error.code, error.message, f"images[{number}]") from error
 

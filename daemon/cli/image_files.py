@@ -21,7 +21,7 @@ from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.image_processing.patches import patch
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.vision.prompt import Shown, Turn, encode_turns
+from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
 from hearth.runtime.vision.vision_runner import Patches, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
@@ -31,7 +31,7 @@ class EncodedFiles:
     """Images whose embeddings are in `slots`."""
 
     config: VisionConfig
-    shown: Sequence[Shown]
+    shown: Sequence[VisionInput]
     layouts: Sequence[ImageLayout]
     slots: Sequence[Slot]
 
@@ -66,7 +66,7 @@ def encode_files(
     for file in files:
         with _named(file):
             data = memoryview(file.read_bytes())
-            one = Shown([read_header(data)])
+            one = VisionInput([read_header(data)])
             layout = one.layout(config, most)
             cut = np.empty((layout.patches, config.patch_bytes), np.uint8)
             patch(decode(data, one.pictures[0]), layout, config, cut)

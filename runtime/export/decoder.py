@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from hearth.runtime.export.dialect import BATCH, SELECTED, STEP, GraphDialect, KeyValue, StepInputs
 from hearth.runtime.export.graph import GraphBuilder, Location
-from hearth.runtime.export.spelling import BATCH, SELECTED, STEP, KeyValue, Spelling, StepInputs
 from hearth.runtime.export.weights import Projection, Weights
 from hearth.runtime.tensors.lora import LoraInput
 
@@ -51,7 +51,7 @@ class Decoder:
     def __init__(
         self,
         graph: GraphBuilder,
-        spelling: Spelling,
+        dialect: GraphDialect,
         weights: Weights,
         table: Location | None = None,
         taps: Sequence[int] = (),
@@ -61,14 +61,14 @@ class Decoder:
         lora: Sequence[LoraInput] = (),
     ) -> None:
         self._graph = graph
-        self._spelling = spelling
-        self._model = spelling.model
+        self._dialect = dialect
+        self._model = dialect.model
         self._weights = weights
         self._table = table
         self._taps = taps
         self._trees = trees
         self._deepstack = deepstack
-        self._low_rank = LowRank(graph, spelling.dtype, lora)
+        self._low_rank = LowRank(graph, dialect.dtype, lora)
         self._entering: list[ir.Value] = []
 
     def build(self) -> None:
@@ -76,7 +76,7 @@ class Decoder:
         graph = self._graph
         inputs = self._declare_inputs()
         caches = [self._declare_cache(layer) for layer in range(self._model.num_layers)]
-        self._spelling.prepare(inputs, caches[0].k)
+        self._dialect.prepare(inputs, caches[0].k)
         x: ir.Value = inputs.embeds
         addend: ir.Value | None = None
         for layer, cache in enumerate(caches):
@@ -97,14 +97,14 @@ class Decoder:
         taps = [self._entering[layer] for layer in self._taps]
         hidden = self._graph.op("Concat", *taps, axis=-1)
         shape = (BATCH, STEP, len(taps) * self._model.hidden_size)
-        self._graph.output(hidden, "hidden_states", self._spelling.dtype, shape)
+        self._graph.output(hidden, "hidden_states", self._dialect.dtype, shape)
 
     def _declare_inputs(self) -> StepInputs:
-        graph, index, table = self._graph, self._spelling.index_type, ir.DataType.FLOAT
-        rotary: tuple[int | str, ...] = (self._spelling.positions, self._model.rotary_dim // 2)
+        graph, index, table = self._graph, self._dialect.index_type, ir.DataType.FLOAT
+        rotary: tuple[int | str, ...] = (self._dialect.positions, self._model.rotary_dim // 2)
         if self._model.rope_per_row:
             rotary = (BATCH, *rotary)
-        dtype, embeds = self._spelling.dtype, (BATCH, STEP, self._model.hidden_size)
+        dtype, embeds = self._dialect.dtype, (BATCH, STEP, self._model.hidden_size)
         names = (f"deepstack_embeds_{feature}" for feature in range(self._deepstack))
         return StepInputs(
             embeds=graph.input("inputs_embeds", dtype, embeds),
@@ -120,13 +120,11 @@ class Decoder:
         )
 
     def _declare_cache(self, layer: int) -> KeyValue:
-        spelling, graph = self._spelling, self._graph
-        shape = (BATCH, self._model.num_kv_heads, spelling.capacity, self._model.head_dim)
-        caches = [
-            graph.input(f"{kind}_cache_{layer}", spelling.cache_dtype, shape) for kind in "kv"
-        ]
-        if spelling.cache_dtype != spelling.dtype:
-            caches = [spelling.cast(cache, spelling.dtype) for cache in caches]
+        dialect, graph = self._dialect, self._graph
+        shape = (BATCH, self._model.num_kv_heads, dialect.capacity, self._model.head_dim)
+        caches = [graph.input(f"{kind}_cache_{layer}", dialect.cache_dtype, shape) for kind in "kv"]
+        if dialect.cache_dtype != dialect.dtype:
+            caches = [dialect.cast(cache, dialect.dtype) for cache in caches]
         return KeyValue(*caches)
 
     def _layer(
@@ -146,12 +144,12 @@ class Decoder:
     ) -> tuple[ir.Value, ir.Value]:
         weight = self._weights.vector(self._graph, source, [f"{source}.weight"])
         if addend is None:
-            return x, self._spelling.normalise(x, weight)
-        return self._spelling.add_normalise(x, addend, weight)
+            return x, self._dialect.normalise(x, weight)
+        return self._dialect.add_normalise(x, addend, weight)
 
     def _normalise(self, x: ir.Value, source: str) -> ir.Value:
         weight = self._weights.vector(self._graph, source, [f"{source}.weight"])
-        return self._spelling.normalise(x, weight)
+        return self._dialect.normalise(x, weight)
 
     def _project(
         self, x: ir.Value, name: str, sources: Sequence[str], size: int, width: int
@@ -170,7 +168,7 @@ class Decoder:
         qkv = self._low_rank.add(layer, "q", x, product)
         names = [f"{prefix}.{kind}_norm" for kind in "qk"] if model.qk_norm else []
         norms = [self._weights.vector(graph, name, [f"{name}.weight"]) for name in names]
-        return self._spelling.self_attention(layer, qkv, norms, cache)
+        return self._dialect.self_attention(layer, qkv, norms, cache)
 
     def _linear(
         self,
@@ -198,7 +196,7 @@ class Decoder:
 
     def _mlp(self, layer: int, x: ir.Value) -> ir.Value:
         model, prefix = self._model, self.layer_names.format(layer)
-        product = self._spelling.gated(*self._gate_and_up(layer, x, prefix))
+        product = self._dialect.gated(*self._gate_and_up(layer, x, prefix))
         sources, shape = [f"{prefix}.mlp.down_proj"], (model.intermediate_size, model.hidden_size)
         output = self._linear(product, "down", sources, shape, biased=model.mlp_bias)
         return self._low_rank.add(layer, "down", product, output)
@@ -212,8 +210,8 @@ class Decoder:
         return graph.ops("Split", 2, both, graph.ints(size, size), axis=-1)
 
     def _select(self, x: ir.Value, last: ir.Value) -> ir.Value:
-        if self._spelling.index_type != ir.DataType.INT64:
-            last = self._spelling.cast(last, ir.DataType.INT64)
+        if self._dialect.index_type != ir.DataType.INT64:
+            last = self._dialect.cast(last, ir.DataType.INT64)
         rows = self._graph.op("Unsqueeze", last, self._graph.ints(-1))
         return self._graph.op("GatherND", x, rows, batch_dims=1)
 
@@ -225,15 +223,15 @@ class Decoder:
         else:
             source = "model.embed_tokens" if self._model.tied_head else "lm_head"
             logits = self._project(x, "head", [source], *size)
-        if self._spelling.dtype != ir.DataType.FLOAT:
-            logits = self._spelling.cast(logits, ir.DataType.FLOAT)
+        if self._dialect.dtype != ir.DataType.FLOAT:
+            logits = self._dialect.cast(logits, ir.DataType.FLOAT)
         return logits
 
     def _tied_head(self, x: ir.Value, last: ir.Value, table: Location) -> ir.Value:
         # Gemm reads the table as it lies; a MatMul would need it a second time, transposed.
         graph, model = self._graph, self._model
         weight = graph.stored(
-            "embedding", self._spelling.dtype, (model.vocab_size, model.hidden_size), table
+            "embedding", self._dialect.dtype, (model.vocab_size, model.hidden_size), table
         )
         rows = graph.op("Reshape", x, graph.ints(-1, model.hidden_size))
         logits = graph.op("Gemm", rows, weight, transB=1)

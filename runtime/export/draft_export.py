@@ -13,6 +13,7 @@ from hearth.runtime.engine_folder import DRAFT_FOLDER, VOCABULARY_FILE, write_co
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.decoder import Decoder
+from hearth.runtime.export.dialect import BATCH, SELECTED, STEP, GraphDialect
 from hearth.runtime.export.draft_config import (
     EMBEDDED_NORM,
     FUSED_NORM,
@@ -35,7 +36,6 @@ from hearth.runtime.export.kernels_export import check_limits
 from hearth.runtime.export.model_config import ModelConfig
 from hearth.runtime.export.options import ExportOptions, resolve_block_size, resolve_capacity
 from hearth.runtime.export.progress import Progress
-from hearth.runtime.export.spelling import BATCH, SELECTED, STEP, Spelling
 from hearth.runtime.export.weights import Weights
 from hearth.runtime.export.writer import TensorPieces, write_safetensors
 
@@ -62,13 +62,13 @@ class DraftDecoder(Decoder):
     def __init__(
         self,
         graph: GraphBuilder,
-        spelling: Spelling,
+        dialect: GraphDialect,
         weights: Weights,
         sizes: DraftSizes,
         *,
         trees: bool,
     ) -> None:
-        super().__init__(graph, spelling, weights, trees=trees)
+        super().__init__(graph, dialect, weights, trees=trees)
         self._sizes = sizes
 
     def build(self) -> None:
@@ -77,7 +77,7 @@ class DraftDecoder(Decoder):
         inputs = self._declare_inputs()
         fused = self._fuse()
         cache = self._declare_cache(0)
-        self._spelling.prepare(inputs, cache.k)
+        self._dialect.prepare(inputs, cache.k)
         with graph.scope("layers.0"):
             both = graph.op(
                 "Concat",
@@ -92,11 +92,11 @@ class DraftDecoder(Decoder):
         shape = (BATCH, SELECTED, self._sizes.vocabulary)
         graph.output(logits, "logits", ir.DataType.FLOAT, shape)
         shape = (BATCH, SELECTED, self._model.hidden_size)
-        graph.output(x, "hidden_states", self._spelling.dtype, shape)
+        graph.output(x, "hidden_states", self._dialect.dtype, shape)
 
     def _fuse(self) -> ir.Value:
         """The residual stream that enters the layer [B, S, H]."""
-        graph, dtype, hidden = self._graph, self._spelling.dtype, self._model.hidden_size
+        graph, dtype, hidden = self._graph, self._dialect.dtype, self._model.hidden_size
         size = self._sizes.base_hidden_dim
         base = graph.input("hidden_states_input", dtype, (BATCH, STEP, size))
         own = graph.input("hidden_states_from_draft", dtype, (BATCH, STEP, hidden))
@@ -230,7 +230,7 @@ class DraftExport:
         return config
 
     def _build(
-        self, graph: GraphBuilder, spelling: Spelling, weights: Weights, *, trees: bool
+        self, graph: GraphBuilder, dialect: GraphDialect, weights: Weights, *, trees: bool
     ) -> None:
         sizes = DraftSizes(self._base_hidden_dim, self._config.vocab_size)
-        DraftDecoder(graph, spelling, weights, sizes, trees=trees).build()
+        DraftDecoder(graph, dialect, weights, sizes, trees=trees).build()

@@ -19,10 +19,10 @@ from hearth.runtime.export.external_weights import head_reads_table, table_type
 from hearth.runtime.export.graph import Location
 from hearth.runtime.export.kernels_export import check_limits, refuse_biases, write_kernels
 from hearth.runtime.export.known_answer import (
-    Rehearsal,
+    ToleranceProbe,
     known_answer,
     measure_drift,
-    rehearse,
+    run_probe,
     unquantised,
 )
 from hearth.runtime.export.layout import EMBEDDING, expected_tensors
@@ -35,7 +35,7 @@ from hearth.runtime.export.options import (
     resolve_chunk,
     resolve_dialect,
 )
-from hearth.runtime.export.progress import Meter, Progress
+from hearth.runtime.export.progress import Progress, ProgressCounter
 from hearth.runtime.export.rounded_weights import RoundedWeights
 from hearth.runtime.export.tensorrt.options import PlanOptions, resolve_decode_batches
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
@@ -147,8 +147,8 @@ def write_embedding(
     dtype = table_type(model, checkpoint, config)
     shape = (model.vocab_size, model.hidden_size)
     size = math.prod(shape) * dtype.itemsize
-    meter = Meter(progress, "embedding", size)
-    pieces = meter.over(row_pieces(checkpoint, EMBEDDING, shape, dtype))
+    counter = ProgressCounter(progress, "embedding", size)
+    pieces = counter.over(row_pieces(checkpoint, EMBEDDING, shape, dtype))
     tensors = {"embedding": TensorPieces(dtype, shape, pieces)}
     offsets = write_safetensors(folder / EMBEDDING_FILE, tensors)
     return Location(EMBEDDING_FILE, offsets["embedding"], size) if shared else None
@@ -178,17 +178,17 @@ def write_engine(
     It is a graph, a plan made of one if one is wanted, or the weights of kernels.
     """
     stage = "draft weights" if config.architecture == DRAFT_ARCHITECTURE else "weights"
-    meter = Meter(progress, stage, projection_bytes(config) + parts.beside)
+    counter = ProgressCounter(progress, stage, projection_bytes(config) + parts.beside)
 
     if config.backend == "kernels":
-        write_kernels(folder, parts.model, parts.checkpoint, config, meter.add)
-        meter.finish()
+        write_kernels(folder, parts.model, parts.checkpoint, config, counter.add)
+        counter.finish()
         return config
 
     def write_graph(config: LLMEngineRunnerConfig) -> None:
         weights = Weights(parts.checkpoint, config)
-        write_onnx(folder, parts.model, config, weights, build=parts.build, written=meter.add)
-        meter.finish()
+        write_onnx(folder, parts.model, config, weights, build=parts.build, written=counter.add)
+        counter.finish()
 
     write_graph(config)
     if plan is None:
@@ -204,22 +204,24 @@ def write_answer(
     None where nothing is quantised.
     """
     quantised = {config.weight_quantization, config.head_weights} != {"none"}
-    meter = Meter(progress, "answer", projection_elements(config) * 4 * (1 + quantised))
-    heard = rehearse(parts.model, Rehearsal(parts.checkpoint, config, meter.add), config)
-    answer = known_answer(heard, config)
+    counter = ProgressCounter(progress, "answer", projection_elements(config) * 4 * (1 + quantised))
+    reference = run_probe(
+        parts.model, ToleranceProbe(parts.checkpoint, config, counter.add), config
+    )
+    answer = known_answer(reference, config)
     (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
     drift = None
     if quantised:
-        whole = RoundedWeights(parts.checkpoint, unquantised(config), meter.add)
-        drift = measure_drift(parts.model, whole, heard)
-    meter.finish()
+        whole = RoundedWeights(parts.checkpoint, unquantised(config), counter.add)
+        drift = measure_drift(parts.model, whole, reference)
+    counter.finish()
     return drift
 
 
 def record(folder: Path, progress: Progress | None) -> dict[str, FileRecord]:
     """Size and digest of all files in the folder."""
     sizes = (path.stat().st_size for path in folder.iterdir() if path.is_file())
-    meter = Meter(progress, "digests", sum(sizes))
+    counter = ProgressCounter(progress, "digests", sum(sizes))
     records = record_files(folder)
-    meter.finish()
+    counter.finish()
     return records

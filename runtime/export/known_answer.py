@@ -23,7 +23,7 @@ What was measured stands in docs/lab/weights-and-answers.md.
 """
 
 
-class Rehearsal(RoundedWeights):
+class ToleranceProbe(RoundedWeights):
     """Weights for two sequences, of which the second puts rounded inputs into every product."""
 
     def project(self, x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
@@ -31,7 +31,7 @@ class Rehearsal(RoundedWeights):
         return super().project(np.stack((x[0], self.rounded_inputs(x[1]))), name)
 
 
-class Heard(NamedTuple):
+class ReferenceLogits(NamedTuple):
     """Logits [T, V] behind `ids`, and what they are where rounded inputs enter every product."""
 
     ids: list[int]
@@ -39,7 +39,9 @@ class Heard(NamedTuple):
     rounded: NDArray[np.float32]
 
 
-def rehearse(model: ModelConfig, weights: Rehearsal, config: LLMEngineRunnerConfig) -> Heard:
+def run_probe(
+    model: ModelConfig, weights: ToleranceProbe, config: LLMEngineRunnerConfig
+) -> ReferenceLogits:
     """Run the model over ids from all over its vocabulary, the same for every model of its size.
 
     Raises `model_invalid` for numbers that are not finite.
@@ -54,12 +56,12 @@ def rehearse(model: ModelConfig, weights: Rehearsal, config: LLMEngineRunnerConf
         logits, rounded = reference_logits(model, weights, [ids, ids])
     for numbers in (logits, rounded):
         _check_finite(numbers, f" in {config.dtype}")
-    return Heard(ids, logits, rounded)
+    return ReferenceLogits(ids, logits, rounded)
 
 
-def known_answer(heard: Heard, config: LLMEngineRunnerConfig) -> KnownAnswer:
+def known_answer(reference: ReferenceLogits, config: LLMEngineRunnerConfig) -> KnownAnswer:
     """What the engine has to answer; the ids end before one that could not be forced."""
-    ids, logits, rounded = heard
+    ids, logits, rounded = reference
     best = logits.argmax(axis=1)
     leads = _leads(logits, best)
     # Only a CPU's products round their inputs to 8 bits.
@@ -89,19 +91,19 @@ def unquantised(config: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
     )
 
 
-def measure_drift(model: ModelConfig, whole: RoundedWeights, heard: Heard) -> Drift:
+def measure_drift(model: ModelConfig, whole: RoundedWeights, reference: ReferenceLogits) -> Drift:
     """How far quantised weights are from the `whole` ones (`unquantised`).
 
     Raises `model_invalid` for numbers that are not finite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        logits = reference_logits(model, whole, heard.ids)
+        logits = reference_logits(model, whole, reference.ids)
     _check_finite(logits)
     # One position at a time: all of a large vocabulary in float64 would take more than the model.
-    divergence = [_divergence(*rows) for rows in zip(logits, heard.logits, strict=True)]
+    divergence = [_divergence(*rows) for rows in zip(logits, reference.logits, strict=True)]
     return Drift(
         positions=len(divergence),
-        same=int(np.count_nonzero(logits.argmax(axis=-1) == heard.logits.argmax(axis=-1))),
+        same=int(np.count_nonzero(logits.argmax(axis=-1) == reference.logits.argmax(axis=-1))),
         mean=float(np.mean(divergence)),
         largest=max(divergence),
     )

@@ -10,25 +10,25 @@ from hearth.runtime.config import WEIGHTS_FILE, LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.decoder import Decoder
-from hearth.runtime.export.external_weights import write_data, write_table
-from hearth.runtime.export.graph import GraphBuilder, Location
-from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.spelling import (
+from hearth.runtime.export.dialect import (
     CLASSIC_OPSET,
     NATIVE_OPSET,
     QUANTIZED_OPSET,
-    ClassicSpelling,
-    NativeSpelling,
-    Spelling,
+    ClassicDialect,
+    GraphDialect,
+    NativeDialect,
 )
-from hearth.runtime.export.tensorrt.spelling import PrimitiveSpelling
+from hearth.runtime.export.external_weights import write_data, write_table
+from hearth.runtime.export.graph import GraphBuilder, Location
+from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.export.tensorrt.dialect import PrimitiveDialect
 from hearth.runtime.export.weights import Weights
 from hearth.runtime.export.writer import DataFile
 from hearth.runtime.tensors.lora import lora_inputs
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.weights.weights_file import WeightLayout, write_layout
 
-Build = Callable[[GraphBuilder, Spelling, Weights], None]
+Build = Callable[[GraphBuilder, GraphDialect, Weights], None]
 """Appends a model to a graph."""
 IR_VERSION = 8
 IR_VERSION_NATIVE = 10  # also what opset 21 and later ask for
@@ -82,7 +82,7 @@ def _append(
     build: Build,
     graph: GraphBuilder,
 ) -> None:
-    chosen = _spelling(config)(graph, model, weights.dtype)
+    chosen = _dialect(config)(graph, model, weights.dtype)
     if config.backend == "tensorrt":
         chosen.capacity = chosen.positions = config.max_kv_cache_capacity
         chosen.cache_dtype = ir.DataType.from_numpy(numpy_dtype(config.kv_cache_dtype))
@@ -95,10 +95,10 @@ def _opset(config: LLMEngineRunnerConfig) -> int:
     return CLASSIC_OPSET if config.weight_block_size == 0 else QUANTIZED_OPSET
 
 
-def _spelling(config: LLMEngineRunnerConfig) -> type[Spelling]:
+def _dialect(config: LLMEngineRunnerConfig) -> type[GraphDialect]:
     if config.dialect == "classic":
-        return PrimitiveSpelling if config.backend == "tensorrt" else ClassicSpelling
-    return NativeSpelling
+        return PrimitiveDialect if config.backend == "tensorrt" else ClassicDialect
+    return NativeDialect
 
 
 def base_graph(
@@ -112,13 +112,13 @@ def base_graph(
     External weights begin with it.
     """
 
-    def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
+    def build(graph: GraphBuilder, dialect: GraphDialect, weights: Weights) -> None:
         read = table
         if config.external_weight_files:
             read = write_table(graph, model, checkpoint, config)
         Decoder(
             graph,
-            spelling,
+            dialect,
             weights,
             read,
             config.eagle_layers,

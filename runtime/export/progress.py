@@ -7,7 +7,7 @@ from hearth.runtime.export.checkpoint import Array
 Progress = Callable[[str, int, int], None]
 
 
-class Meter:
+class ProgressCounter:
     """Counts the bytes of one stage and reports them; `done` never exceeds `total`."""
 
     def __init__(self, progress: Progress | None, stage: str, total: int) -> None:

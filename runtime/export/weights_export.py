@@ -15,11 +15,11 @@ from hearth.runtime.export.external_weights import facts_of, table_bytes
 from hearth.runtime.export.image_families import text_name
 from hearth.runtime.export.json_file import read_json
 from hearth.runtime.export.kernels_export import kernel_parts, write_kernel_weights
-from hearth.runtime.export.known_answer import Rehearsal, known_answer, rehearse
+from hearth.runtime.export.known_answer import ToleranceProbe, known_answer, run_probe
 from hearth.runtime.export.layout import check_tensors, settle_head
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.onnx_files import base_graph, write_weights
-from hearth.runtime.export.progress import Meter, Progress
+from hearth.runtime.export.progress import Progress, ProgressCounter
 from hearth.runtime.export.text_files import check_tokenizer
 from hearth.runtime.export.weights import Weights
 from hearth.runtime.files import fresh_file
@@ -49,10 +49,10 @@ def export_weights(
     _check_model(model, config, facts=(msgspec.structs.asdict(layout.model)))
     _check_tokenizer(source, engine, model)
     check_tensors(checkpoint, model)
-    weights = Meter(
+    weights = ProgressCounter(
         progress, "weights", projection_bytes(config) + table_bytes(model, checkpoint, config)
     )
-    answering = Meter(progress, "answer", projection_elements(config) * 4)
+    answering = ProgressCounter(progress, "answer", projection_elements(config) * 4)
     with fresh_file(target) as path:
         if config.backend == "kernels":
             parts = partial(kernel_parts, checkpoint=checkpoint, config=config)
@@ -69,8 +69,8 @@ def export_weights(
                 "the engine again",
                 LAYOUT_FILE,
             )
-        heard = rehearse(model, Rehearsal(checkpoint, config, answering.add), config)
-        answer = known_answer(heard, config)
+        reference = run_probe(model, ToleranceProbe(checkpoint, config, answering.add), config)
+        answer = known_answer(reference, config)
         write_head(path, layout, model_name(source), msgspec.json.encode(answer))
         answering.finish()
         open_weights(path, layout)

@@ -12,7 +12,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.in_flight import StepKind
 from hearth.runtime.generation.step_times import StageMetrics
-from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
 from hearth.runtime.image_processing.positions import row_positions
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 from hearth.runtime.request import RowRequest, RowRound, RowToken

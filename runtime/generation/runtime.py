@@ -24,8 +24,8 @@ from hearth.runtime.generation.predicted import predict_memory
 from hearth.runtime.generation.prefill_budget import PrefillBudget, Prompt
 from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.generation.step_times import StageMetrics, StepTimes
-from hearth.runtime.generation.tower_turns import TowerBudget, TowerTurns, TowerWork
 from hearth.runtime.generation.vanilla import VanillaStrategy
+from hearth.runtime.generation.vision_scheduler import TowerWork, VisionBudget, VisionScheduler
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
 from hearth.runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
@@ -96,8 +96,8 @@ class LLMInferenceRuntime:
             times.decode_s,
             captured_widths(config),
         )
-        budget = TowerBudget(prefill_budget, times)
-        self._turns = TowerTurns(tower, device, budget, runner.multimodal_metrics)
+        budget = VisionBudget(prefill_budget, times)
+        self._vision = VisionScheduler(tower, device, budget, runner.multimodal_metrics)
         self._in_flight: deque[AnyStep] = deque()
         self._decode_next = False
 
@@ -174,7 +174,7 @@ class LLMInferenceRuntime:
     @property
     def tower(self) -> VisionRunner | None:
         """The vision tower, on a GPU; on the CPU whoever wants one opens it."""
-        return self._turns.runner
+        return self._vision.runner
 
     @property
     def loaded_weights(self) -> Loaded | None:
@@ -318,7 +318,7 @@ class LLMInferenceRuntime:
     @property
     def active(self) -> bool:
         """Whether a row goes on, or a picture waits for the tower."""
-        return self._context.any_live or bool(self._turns.pictures)
+        return self._context.any_live or bool(self._vision.pictures)
 
     @property
     def free(self) -> int:
@@ -336,7 +336,7 @@ class LLMInferenceRuntime:
         That is at once where no step is queued or a verify step decides what is next, and where a
         prompt or a picture goes on.
         """
-        if not self._in_flight or self._context.joiners or self._turns.pictures:
+        if not self._in_flight or self._context.joiners or self._vision.pictures:
             return 0.0
         last = self._in_flight[-1]
         return 0.0 if last.kind == "verify" else self._times.queue_by(last.host_s)
@@ -382,7 +382,7 @@ class LLMInferenceRuntime:
 
         Raises `image_too_large`, and `internal` without a tower.
         """
-        self._turns.add(work)
+        self._vision.add(work)
 
     def leave(self, row: int) -> None:
         """Let a row leave before the next step; nothing more is reported for it."""
@@ -415,7 +415,7 @@ class LLMInferenceRuntime:
                 self._decode_next = kind in ("prefill", "tower")
                 step: AnyStep
                 if kind == "tower":
-                    step = self._turns.queue(decoding=context.decoding > 0)
+                    step = self._vision.queue(decoding=context.decoding > 0)
                 elif kind == "prefill":
                     step = self._prefill_step()
                     if step.error is not None:
@@ -431,9 +431,9 @@ class LLMInferenceRuntime:
         except BaseException:
             in_flight.clear()
             context.fail_all()
-            self._turns.drop_all()
+            self._vision.drop_all()
             if self._prefix is not None:
-                self._prefix.give_up()
+                self._prefix.abort()
             raise
 
     def close(self) -> None:
@@ -478,8 +478,8 @@ class LLMInferenceRuntime:
             self._arrange()
         decoding, joining = context.decoding > 0, context.decoding < len(context.rows)
         turn = decoding and self._decode_next
-        waiting = self._turns.pictures and not turn
-        if waiting and self._turns.due(decoding=decoding, joining=joining):
+        waiting = self._vision.pictures and not turn
+        if waiting and self._vision.due(decoding=decoding, joining=joining):
             return "tower"
         if joining and not turn:
             return "prefill"
@@ -510,7 +510,7 @@ class LLMInferenceRuntime:
     def _prefill_step(self) -> AnyStep:
         """Queue the next chunk; one that fails has an error and the rows that it was for."""
         context, joiners, started = self._context, self._context.joiners, time.monotonic()
-        self._turns.passed()
+        self._vision.passed()
         prompts = [Prompt(row.filled, row.prompt_left) for row in joiners]
         chunk = self._prompts.choose(prompts, limited=context.decoding > 0)
         try:
@@ -528,7 +528,7 @@ class LLMInferenceRuntime:
         while self._in_flight and all_left(step.rows):
             step = self._in_flight.popleft()
         if step.kind == "tower":
-            pictures = self._turns.collect(step, self._times.began(step.started))
+            pictures = self._vision.collect(step, self._times.began(step.started))
             return StepResult("tower", [], *self._times.record(step), pictures=pictures)
         speculation, prefix = self._speculation, self._prefix
         live = [row for row in step.rows if row.state is RowState.LIVE] if prefix else []

@@ -97,7 +97,7 @@ class SpeculativeStrategy:
             if path is None and size > 1:
                 # A node that vanilla decoding would never run may have spoiled the others: nothing
                 # times infinity is not a number. The row goes on without trees.
-                row.plain = True
+                row.speculation_disabled = True
                 continue
             gained = _take(row, path)
             tokens += gained
@@ -145,7 +145,7 @@ class SpeculativeStrategy:
             # A path ascends from node 0: one without gaps ends at its length.
             if path and path[-1] >= len(path):
                 apart = next(index for index, node in enumerate(path) if node != index)
-                row.certain = min(row.certain, row.filled + apart)
+                row.exact_prefix_len = min(row.exact_prefix_len, row.filled + apart)
             row.filled += len(path)
             if not path:
                 self._runner.get_kv_cache().zero_behind(place)
@@ -156,7 +156,7 @@ class SpeculativeStrategy:
         default = self._policy is None or self._policy.wants(len(rows))
         asked = (row.options.speculation for row in rows)
         wanted = (default if one is None else one for one in asked)
-        return [one and not row.plain for one, row in zip(wanted, rows, strict=True)]
+        return [one and not row.speculation_disabled for one, row in zip(wanted, rows, strict=True)]
 
 
 def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
@@ -164,6 +164,6 @@ def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
     if path is None:
         report = row.take(None)
         return [] if report is None else [report]
-    row.unplanned -= len(path.samples)
+    row.remaining_budget -= len(path.samples)
     reports = [row.take(sample) for sample in path.samples]
     return [report for report in reports if report is not None]

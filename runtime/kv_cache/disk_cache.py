@@ -231,9 +231,9 @@ class DiskCache:
                 with open_private(path) as file:
                     head = self._checked(path, file.read(HEAD_BYTES), os.fstat(file.fileno()))
             except HearthError as error:
-                self._give_up(path, error)
+                self._abort(path, error)
             except OSError as error:
-                self._give_up(path, spill_invalid(path.name, f"cannot be read ({error.strerror})"))
+                self._abort(path, spill_invalid(path.name, f"cannot be read ({error.strerror})"))
             else:
                 stored.append(Stored(head.root, head.parent, head.tokens, head.draft, used))
                 self._written.add(head.name)
@@ -333,7 +333,7 @@ class DiskCache:
             raise spill_invalid(path.name, f"has {facts.st_size} bytes and not {self.file_bytes}")
         return head
 
-    def _give_up(self, path: Path, error: HearthError) -> None:
+    def _abort(self, path: Path, error: HearthError) -> None:
         _remove(path)
         self._failures.append(error)
 

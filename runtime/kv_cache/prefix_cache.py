@@ -145,7 +145,7 @@ class PrefixCache:
             count = len(row.initial)
             match = self._match(tokens, count if self._pool.has_draft else count - 1)
             match = self._loads.take(match)
-            self._give_up_damaged()
+            self._invalidate_damaged()
             if self._pool.has_draft and match.draft == match.tokens:
                 row.filled = row.drafted = max(0, match.tokens - 1)
             else:
@@ -208,7 +208,7 @@ class PrefixCache:
         if self._disk is not None:
             self._disk.turn()
             self._forget_lost()
-        self._doubt(row for row in rows if row.state is RowState.FAILED)
+        self._invalidate(row for row in rows if row.state is RowState.FAILED)
         if chunk:
             self._read(step, {row for row in live if row.state is not RowState.FAILED})
 
@@ -231,19 +231,19 @@ class PrefixCache:
                 self._ending[row] = known
             count = min(row.filled - queued[row], len(row.token_ids))
             if self._exact:
-                count = min(count, row.certain)
+                count = min(count, row.exact_prefix_len)
             if count > 0:
                 tokens = TokenIdentities(known.root, row.token_ids[:count], row.request.images)
                 self._save(tokens, row, place, count)
 
-    def _doubt(self, rows: Iterable[DecodingRow]) -> None:
+    def _invalidate(self, rows: Iterable[DecodingRow]) -> None:
         """Forget what rows that failed began with: it may be at fault."""
         for row in rows:
             tokens = self._tokens.pop(row, None) or self._ending.pop(row, None)
             if tokens is not None and row.reused:
                 self._drop(self._index.match(tokens, row.reused).pages[:1])
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """All rows are lost: forget what was found for them, and what nobody has read."""
         self._tokens.clear()
         self._ending.clear()
@@ -265,7 +265,7 @@ class PrefixCache:
 
     def close(self) -> None:
         """Write to disk what was used last, as far as there is time, and end."""
-        self.give_up()
+        self.abort()
         if self._disk is not None:
             self._disk.close(self._index.unwritten())
 
@@ -329,7 +329,7 @@ class PrefixCache:
                 for change in self._index.not_written(page):
                     self._disk.erase(change.name)
 
-    def _give_up_damaged(self) -> None:
+    def _invalidate_damaged(self) -> None:
         """Forget pages whose files gave an error, and all behind them."""
         for page, error in self._loads.take_damaged():
             self._metrics.damaged += 1

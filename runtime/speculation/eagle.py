@@ -132,7 +132,7 @@ class EagleProposer:
         width: int,
     ) -> None:
         """Queue the next proposal of these rows, in case all of them go on as they are."""
-        if not all(row.unplanned > self._most for row in rows):
+        if not all(row.remaining_budget > self._most for row in rows):
             return
         if self._draft.propose_ahead(len(rows), paths, width):
             self._ahead = rows, speculating

@@ -27,9 +27,9 @@ class SpecialText:
         self._tails = frozenset(s[start:] for s in spellings for start in range(1, len(s)))
         self._longest = max(map(len, self._heads), default=0)
 
-    def replace_whole(self, text: str, disguise: "Disguise") -> str:
+    def replace_whole(self, text: str, escape: "MarkerEscape") -> str:
         """`text` with stand-ins for whole tokens."""
-        return self._whole.sub(lambda match: disguise.stand_in(match[0]), text)
+        return self._whole.sub(lambda match: escape.stand_in(match[0]), text)
 
     def head_at_end(self, text: str) -> int:
         """Characters at the end of `text` that begin a token."""
@@ -43,7 +43,7 @@ class SpecialText:
         return range(min(self._longest, len(text)), 0, -1)
 
 
-class Disguise:
+class MarkerEscape:
     """Hides the markers in messages from a chat template, and brings them back afterwards.
 
     Each hidden piece is one character, so templates may trim, split and compare around it.
@@ -155,17 +155,17 @@ class SpecialTokens:
         self._markers = SpecialText([token.content for token in marks.values()])
         self._special = SpecialText([marks[number].content for number in self.ids])
 
-    def disguise(self) -> Disguise:
+    def escape(self) -> MarkerEscape:
         """Fresh stand-ins for the markers in the text of one conversation."""
-        return Disguise(self._markers, self._special)
+        return MarkerEscape(self._markers, self._special)
 
-    def spell(self, rendered: str, disguise: Disguise, *, torn: bool) -> str:
+    def spell(self, rendered: str, escape: MarkerEscape, *, torn: bool) -> str:
         """What to encode for a rendered template: twins for its tokens, users' text revealed.
 
         With `torn`, a border keeps each hidden piece from being read as one token.
         """
         marked = self._written.sub(lambda match: self._twins[match[0]], rendered)
-        return disguise.reveal(marked, self._border, None if torn else self._always_torn)
+        return escape.reveal(marked, self._border, None if torn else self._always_torn)
 
     def real_ids(self, ids: Iterable[int], rendered: str = "") -> list[int] | None:
         """`ids` with twins replaced; None where somebody's text has become a marker."""
@@ -371,15 +371,15 @@ class Tokenizer:
                 "this model has no chat template: send a raw prompt",
                 "messages",
             )
-        disguise = self._special.disguise()
+        escape = self._special.escape()
         rendered = self._template.render(
             [
-                {"role": _known_role(role), "content": _hidden(role, content, disguise)}
+                {"role": _known_role(role), "content": _hidden(role, content, escape)}
                 for role, content in turns
             ]
         )
         for torn in (False, True):
-            spelled = self._special.spell(rendered, disguise, torn=torn)
+            spelled = self._special.spell(rendered, escape, torn=torn)
             ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
             if ids is not None:
                 return ids
@@ -425,12 +425,12 @@ class Tokenizer:
         return encoding.ids
 
 
-def _hidden(role: str, content: Content, disguise: Disguise) -> str | list[dict[str, str]]:
+def _hidden(role: str, content: Content, escape: MarkerEscape) -> str | list[dict[str, str]]:
     own = role == "assistant"
     if isinstance(content, str):
-        return disguise.hide(_valid(content, "messages"), own=own)
+        return escape.hide(_valid(content, "messages"), own=own)
     return [
-        {**part, "text": disguise.hide(_valid(part["text"], "messages"), own=own)}
+        {**part, "text": escape.hide(_valid(part["text"], "messages"), own=own)}
         if "text" in part
         else dict(part)
         for part in content

@@ -12,7 +12,7 @@ from hearth.runtime.vision_config import VisionConfig
 Turn = tuple[str, Content]
 
 
-class Shown(NamedTuple):
+class VisionInput(NamedTuple):
     """A picture, or those of a video with the time of each in seconds, before it is laid out."""
 
     pictures: Sequence[Picture]
@@ -28,23 +28,25 @@ class Shown(NamedTuple):
 def encode_turns(
     tokenizer: Tokenizer,
     turns: Sequence[Turn],
-    shown: Sequence[Shown],
+    vision_inputs: Sequence[VisionInput],
     layouts: Sequence[ImageLayout],
     config: VisionConfig,
 ) -> tuple[list[int], list[tuple[ImageSpan, ...]]]:
-    """Ids of a conversation whose parts of type `image` and `video` are `shown`, in that order.
+    """Token ids of a conversation and the spans of each of its images and videos.
 
-    Each of `layouts`, of what is shown, has spans where its embeddings go. Raises as
+    Parts of type `image` and `video` are `vision_inputs` with `layouts`, in that order. Raises as
     `Tokenizer.encode_chat` and `expand`.
     """
     if config.family == "idefics3":
-        waiting = iter(zip(shown, layouts, strict=True))
+        waiting = iter(zip(vision_inputs, layouts, strict=True))
         turns = [(role, _without_videos(content, waiting)) for role, content in turns]
-    times = [one.times for one in shown]
+    times = [one.times for one in vision_inputs]
     return expand(tokenizer.encode_chat(turns), layouts, config, tokenizer.encode_piece, times)
 
 
-def _without_videos(content: Content, waiting: Iterator[tuple[Shown, ImageLayout]]) -> Content:
+def _without_videos(
+    content: Content, waiting: Iterator[tuple[VisionInput, ImageLayout]]
+) -> Content:
     """The content with the pictures of its videos in their place."""
     if isinstance(content, str):
         return content
@@ -53,6 +55,6 @@ def _without_videos(content: Content, waiting: Iterator[tuple[Shown, ImageLayout
         if part["type"] == "text":
             found.append(part)
             continue
-        shown, layout = next(waiting)
-        found += video_parts(layout, shown.times) if part["type"] == "video" else [part]
+        vision_inputs, layout = next(waiting)
+        found += video_parts(layout, vision_inputs.times) if part["type"] == "video" else [part]
     return found

@@ -10,7 +10,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.generation.step_times import StageMetrics
-from hearth.runtime.generation.tower_turns import TowerResult, TowerWork
+from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 from hearth.runtime.request import RowRequest, RowToken
 from hearth.runtime.runner.image_merge import MultimodalMetrics

@@ -75,7 +75,7 @@ def test_rows_whose_prompt_ends_decode_where_they_are() -> None:
     assert context.prefilled([2, 4, 4]) == 2
     assert context.decoding == 2
     assert [row.prompt_left for row in context.rows] == [0, 0, 5]
-    assert [row.unplanned for row in context.rows] == [4, 4, 5]
+    assert [row.remaining_budget for row in context.rows] == [4, 4, 5]
     context.decoded()
     assert [row.filled for row in context.rows] == [3, 5, 4]
     assert context.prefilled([5]) == 1
@@ -231,7 +231,7 @@ def test_room_for_trees_is_taken_from_what_a_row_may_hold() -> None:
     context.admit([structs.replace(_request(), options=RequestOptions())])
     context.arrange()
     (row,) = context.rows
-    assert row.unplanned == SLOTS - 4 - 3
+    assert row.remaining_budget == SLOTS - 4 - 3
 
 
 def test_a_token_is_taken() -> None:
@@ -290,7 +290,7 @@ def test_only_live_rows_can_leave() -> None:
 def test_a_row_whose_last_token_is_awaited_leaves_and_is_still_live() -> None:
     context = _decoding(3, 3)
     first, second = context.rows
-    first.unplanned = 0
+    first.remaining_budget = 0
     assert context.free == PLACES - 1
     assert context.arrange() == BatchReorder(1, [RowMove(1, 0, 3)], [], [])
     assert context.rows == [second]

@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.graph import GraphBuilder
+from hearth.runtime.export.vision.dialect import Rotary, VisionDialect
 from hearth.runtime.export.vision.layout import Merger, has_bias, tower_names
-from hearth.runtime.export.vision.spelling import Rotary, TowerSpelling
 from hearth.runtime.export.weights import Projection, Weights, row_pieces
 from hearth.runtime.tensors.tensor import numpy_dtype
 
@@ -22,17 +22,17 @@ class Tower:
     def __init__(
         self,
         graph: GraphBuilder,
-        spelling: TowerSpelling,
+        dialect: VisionDialect,
         checkpoint: Checkpoint,
         weights: Weights,
     ) -> None:
         self._graph = graph
-        self._spelling = spelling
+        self._dialect = dialect
         self._checkpoint = checkpoint
         self._weights = weights
-        self._tower = spelling.tower
-        self._config = spelling.tower.config
-        self._names = tower_names(spelling.tower)
+        self._tower = dialect.tower
+        self._config = dialect.tower.config
+        self._names = tower_names(dialect.tower)
         native = self._config.dialect == "native"
         self._index = ir.DataType.INT64 if native else ir.DataType.INT32
 
@@ -41,12 +41,12 @@ class Tower:
         graph, config = self._graph, self._config
         x = self._embed()
         segments = self._input("segment_ids", self._index)
-        masks = [self._spelling.mask(segments)] * config.num_layers
+        masks = [self._dialect.mask(segments)] * config.num_layers
         if config.window_size:
-            window = self._spelling.mask(self._input("window_ids", self._index))
+            window = self._dialect.mask(self._input("window_ids", self._index))
             for layer in {*range(config.num_layers)} - {*config.full_attention_layers}:
                 masks[layer] = window
-        self._spelling.prepare(self._rotary())
+        self._dialect.prepare(self._rotary())
         first, *others = self._names.mergers
         features = iter(enumerate(others))
         for layer, mask in enumerate(masks):
@@ -59,7 +59,7 @@ class Tower:
 
     def _embed(self) -> ir.Value:
         """Patches, scaled and normalised, as elements [T, H] with what tells their position."""
-        graph, config, dtype = self._graph, self._config, self._spelling.dtype
+        graph, config, dtype = self._graph, self._config, self._dialect.dtype
         patches = graph.input("patches", ir.DataType.UINT8, (PATCHES, config.patch_bytes))
         rules, pixels = config.rules, config.patch_bytes // 3
         std = np.array(rules.std)
@@ -67,10 +67,10 @@ class Tower:
             graph.vector(name, np.repeat(values, pixels).astype(np.float32))
             for name, values in (("slope", rules.scale / std), ("offset", rules.mean / std))
         )
-        x = self._spelling.cast(patches, ir.DataType.FLOAT)
+        x = self._dialect.cast(patches, ir.DataType.FLOAT)
         x = graph.op("Sub", graph.op("Mul", x, slope), offset)
         if dtype != ir.DataType.FLOAT:
-            x = self._spelling.cast(x, dtype)
+            x = self._dialect.cast(x, dtype)
         x = self._linear(x, "patch", [self._names.patch], config.patch_bytes)
         if self._names.positions is None:
             return x
@@ -78,7 +78,7 @@ class Tower:
 
     def _positions(self, source: str) -> ir.Value:
         """Learned positions [T, H]: one of the table, or four that are mixed."""
-        graph, config, dtype = self._graph, self._config, self._spelling.dtype
+        graph, config, dtype = self._graph, self._config, self._dialect.dtype
         name, shape = f"{source}.weight", (config.position_side**2, config.hidden_size)
         pieces = row_pieces(self._checkpoint, name, shape, self._weights.dtype)
         table = graph.weight("positions", dtype, shape, pieces)
@@ -88,7 +88,7 @@ class Tower:
         if count > 1:
             shares = graph.input("position_weights", ir.DataType.FLOAT, (count, PATCHES))
             if dtype != ir.DataType.FLOAT:
-                shares = self._spelling.cast(shares, dtype)
+                shares = self._dialect.cast(shares, dtype)
             rows = graph.op("Mul", rows, graph.op("Unsqueeze", shares, graph.ints(2)))
         return graph.op("ReduceSum", rows, graph.ints(0), keepdims=0)
 
@@ -106,7 +106,7 @@ class Tower:
         prefix = names.layer.format(layer)
         normal = self._normalise(x, f"{prefix}.{names.norms[0]}")
         qkv = self._linear(normal, "qkv", [f"{prefix}.{part}" for part in names.qkv], hidden)
-        context = self._spelling.attention(qkv, mask)
+        context = self._dialect.attention(qkv, mask)
         x = graph.op(
             "Add", x, self._linear(context, "output", [f"{prefix}.{names.attended}"], hidden)
         )
@@ -115,11 +115,11 @@ class Tower:
         inner = self._linear(normal, "up", ups, hidden)
         size = self._tower.intermediate_size
         if self._tower.is_gated:
-            inner = self._spelling.gated(
+            inner = self._dialect.gated(
                 *graph.ops("Split", 2, inner, graph.ints(size, size), axis=-1)
             )
         else:
-            inner = self._spelling.activate(inner, self._tower.activation)
+            inner = self._dialect.activate(inner, self._tower.activation)
         return graph.op("Add", x, self._linear(inner, "down", [down], size))
 
     def _output(self, name: str, x: ir.Value, merger: Merger) -> None:
@@ -133,17 +133,17 @@ class Tower:
                 x = self._normalise(x, merger.norm)
             *inner, last = merger.products
             for source in inner:
-                x = self._spelling.gelu(self._linear(x, "up", [source], size))
+                x = self._dialect.gelu(self._linear(x, "up", [source], size))
             x = self._linear(x, "down", [last], size)
         given = ir.DataType.from_numpy(numpy_dtype(self._config.embedding_dtype))
-        if given != self._spelling.dtype:
-            x = self._spelling.cast(x, given)
+        if given != self._dialect.dtype:
+            x = self._dialect.cast(x, given)
         graph.output(x, name, given, (TOKENS, self._config.output_size))
 
     def _normalise(self, x: ir.Value, source: str) -> ir.Value:
         weight = self._weights.vector(self._graph, source, [f"{source}.weight"])
         bias = self._bias(source, [source])
-        return self._spelling.normalise(x, weight, bias)
+        return self._dialect.normalise(x, weight, bias)
 
     def _linear(self, x: ir.Value, name: str, sources: Sequence[str], width: int) -> ir.Value:
         """Projections of x [..., width] side by side, with their biases if they have any."""

@@ -12,16 +12,22 @@ from numpy.typing import NDArray
 from hearth.runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, record_files
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.checkpoint import Checkpoint
+from hearth.runtime.export.dialect import CLASSIC_OPSET, NATIVE_OPSET
 from hearth.runtime.export.graph import GraphBuilder
-from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, Rehearsal
+from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, ToleranceProbe
 from hearth.runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
 from hearth.runtime.export.options import ExportOptions
-from hearth.runtime.export.progress import Meter, Progress
+from hearth.runtime.export.progress import Progress, ProgressCounter
 from hearth.runtime.export.reference_pass import rotate, softmax
 from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.spelling import CLASSIC_OPSET, NATIVE_OPSET
 from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
+from hearth.runtime.export.vision.dialect import (
+    ClassicVisionDialect,
+    NativeVisionDialect,
+    PrimitiveVisionDialect,
+    VisionDialect,
+)
 from hearth.runtime.export.vision.layout import (
     Merger,
     check_tower,
@@ -29,12 +35,6 @@ from hearth.runtime.export.vision.layout import (
     has_bias,
     tower_names,
     without_model,
-)
-from hearth.runtime.export.vision.spelling import (
-    ClassicTower,
-    NativeTower,
-    PrimitiveTower,
-    TowerSpelling,
 )
 from hearth.runtime.export.vision.tower import Tower
 from hearth.runtime.export.vision.tower_model import TowerModel, load_tower
@@ -155,7 +155,7 @@ def gelu(x: Array) -> Array:
     return active
 
 
-def tower_answer(tower: TowerModel, weights: Rehearsal) -> TowerAnswer:
+def tower_answer(tower: TowerModel, weights: ToleranceProbe) -> TowerAnswer:
     """Run the tower over its pictures; raises `model_invalid` for numbers that are not finite.
 
     Tolerances are measured as those of a decoder: a second pass puts rounded inputs into every
@@ -233,26 +233,26 @@ def _write_graph(
 ) -> None:
     native = tower.config.dialect == "native"
     size = numpy_dtype(tower.config.dtype).itemsize
-    meter = Meter(progress, "vision weights", size * _elements(tower))
-    spelling: type[TowerSpelling] = NativeTower if native else ClassicTower
+    counter = ProgressCounter(progress, "vision weights", size * _elements(tower))
+    dialect: type[VisionDialect] = NativeVisionDialect if native else ClassicVisionDialect
     if not native and tower.config.backend == "tensorrt":
-        spelling = PrimitiveTower
+        dialect = PrimitiveVisionDialect
     weights = Weights(checkpoint, tower.config)
     with (folder / DATA_FILE).open("wb") as file:
-        data = DataFile(file, meter.add)
+        data = DataFile(file, counter.add)
         graph = GraphBuilder(data, DATA_FILE, NATIVE_OPSET if native else CLASSIC_OPSET)
-        Tower(graph, spelling(graph, tower, weights.dtype), checkpoint, weights).build()
+        Tower(graph, dialect(graph, tower, weights.dtype), checkpoint, weights).build()
     graph.save(folder / MODEL_FILE, IR_VERSION_NATIVE if native else IR_VERSION, "tower")
-    meter.finish()
+    counter.finish()
 
 
 def _write_answer(
     folder: Path, tower: TowerModel, checkpoint: Checkpoint, progress: Progress | None
 ) -> None:
-    meter = Meter(progress, "vision answer", 4 * _elements(tower))
-    answer = tower_answer(tower, Rehearsal(checkpoint, tower.config, meter.add))
+    counter = ProgressCounter(progress, "vision answer", 4 * _elements(tower))
+    answer = tower_answer(tower, ToleranceProbe(checkpoint, tower.config, counter.add))
     (folder / ANSWER_FILE).write_bytes(msgspec.json.encode(answer))
-    meter.finish()
+    counter.finish()
 
 
 def _elements(tower: TowerModel) -> int:

@@ -12,12 +12,12 @@ from hearth.runtime.engine_folder import write_config
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.decoder import Decoder
+from hearth.runtime.export.dialect import GraphDialect
 from hearth.runtime.export.graph import GraphBuilder
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.onnx_files import write_onnx
 from hearth.runtime.export.reference_pass import decode
 from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.spelling import Spelling
 from hearth.runtime.export.weights import Weights
 from hearth.runtime.rope import rope_tables
 from tests.references import reference_folder, reference_logits
@@ -42,8 +42,8 @@ def taking_images(source: Path, folder: Path, options: ExportOptions) -> ModelCo
         files={},
     )
 
-    def build(graph: GraphBuilder, spelling: Spelling, weights: Weights) -> None:
-        Decoder(graph, spelling, weights, deepstack=FEATURES).build()
+    def build(graph: GraphBuilder, dialect: GraphDialect, weights: Weights) -> None:
+        Decoder(graph, dialect, weights, deepstack=FEATURES).build()
 
     write_onnx(
         folder,

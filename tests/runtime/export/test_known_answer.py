@@ -12,11 +12,11 @@ from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.engine_files import engine_config
 from hearth.runtime.export.known_answer import (
-    Heard,
-    Rehearsal,
+    ReferenceLogits,
+    ToleranceProbe,
     known_answer,
     measure_drift,
-    rehearse,
+    run_probe,
     unquantised,
 )
 from hearth.runtime.export.model_config import load_model_config
@@ -31,7 +31,9 @@ from tests.runtime.export.hugging_face import change_tensors, copy_model
 def answer_of(folder: Path, options: ExportOptions | None = None) -> KnownAnswer:
     model = load_model_config(folder)
     config = engine_config(model, options or ExportOptions())
-    return known_answer(rehearse(model, Rehearsal(Checkpoint(folder), config), config), config)
+    return known_answer(
+        run_probe(model, ToleranceProbe(Checkpoint(folder), config), config), config
+    )
 
 
 def test_the_answer_is_the_first_of_the_logits_and_its_lead() -> None:
@@ -77,7 +79,7 @@ def test_a_lead_may_be_off_by_what_rounded_inputs_make_of_it(
     weights = RoundedWeights(Checkpoint(folder), config)
     answer = answer_of(folder, options)
     ids = list(answer.token_ids)
-    exact, rounded = reference_logits(model, Rehearsal(Checkpoint(folder), config), [ids, ids])
+    exact, rounded = reference_logits(model, ToleranceProbe(Checkpoint(folder), config), [ids, ids])
     np.testing.assert_allclose(exact, reference_logits(model, weights, ids), rtol=0, atol=1e-4)
     off = 0.0
     for lead, best, logits in zip(answer.leads, answer.best, rounded, strict=True):
@@ -128,8 +130,8 @@ def drift_of(options: ExportOptions) -> Drift:
     folder = reference_folder("qwen3")
     model, checkpoint = load_model_config(folder), Checkpoint(folder)
     config = engine_config(model, options)
-    heard = rehearse(model, Rehearsal(checkpoint, config), config)
-    return measure_drift(model, RoundedWeights(checkpoint, unquantised(config)), heard)
+    reference = run_probe(model, ToleranceProbe(checkpoint, config), config)
+    return measure_drift(model, RoundedWeights(checkpoint, unquantised(config)), reference)
 
 
 def test_fewer_bits_drift_further() -> None:
@@ -155,8 +157,8 @@ def test_a_drift_is_the_divergence_of_all_shares(monkeypatch: pytest.MonkeyPatch
     found = np.array([[0.25, 0.5, 0.25], [0.2, 0.7, 0.1]], np.float32)
     logits = np.log(shares) + np.float32(7)
     monkeypatch.setattr("hearth.runtime.export.known_answer.reference_logits", lambda *_: logits)
-    heard = Heard([0, 1], np.log(found), np.log(found))
-    drift = measure_drift(cast("Any", None), cast("Any", None), heard)
+    reference = ReferenceLogits([0, 1], np.log(found), np.log(found))
+    drift = measure_drift(cast("Any", None), cast("Any", None), reference)
     assert (drift.positions, drift.same) == (2, 1)
     assert drift.largest == pytest.approx(0.25 * np.log(2), abs=1e-6)
     assert drift.mean == pytest.approx(drift.largest / 2, abs=1e-6)

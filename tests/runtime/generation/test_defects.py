@@ -64,7 +64,7 @@ def no_token_beyond_the_limit() -> None:
 def all_of_a_path(taker: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:
     """The defect: a row gets every token of its path."""
     assert path is not None
-    taker.unplanned -= len(path.samples)
+    taker.remaining_budget -= len(path.samples)
     found = []
     for sample in path.samples:
         report = taker.take(sample)

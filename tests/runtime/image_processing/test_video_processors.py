@@ -15,7 +15,7 @@ from hearth.runtime.images import ImageLayout
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
 from hearth.runtime.text.tokenizer import TokenizerFile
-from hearth.runtime.vision.prompt import Shown, encode_turns
+from hearth.runtime.vision.prompt import VisionInput, encode_turns
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import IDEFICS, QWEN, config_like, draw, photo
 from tests.runtime.vision.tower_config import config_of
@@ -159,10 +159,13 @@ def test_prompts_with_videos(
         do_sample_frames=config.rules.fps > 0,
         return_tensors="np",
     )["input_ids"][0]
-    shown = [Shown([photo(60, 44)] * 6, [k / 2 for k in range(6)]), Shown([photo(90, 50)])]
-    layouts = [one.layout(config) for one in shown]
+    vision_inputs = [
+        VisionInput([photo(60, 44)] * 6, [k / 2 for k in range(6)]),
+        VisionInput([photo(90, 50)]),
+    ]
+    layouts = [one.layout(config) for one in vision_inputs]
     library = make_tokenizer(family)
     file = TokenizerFile(library, library.get_vocab_size(), None)
     tokenizer = Tokenizer(file, ChatTemplate(TEMPLATES[family], {}), VOCABULARY)
-    ids, _ = encode_turns(tokenizer, [("user", parts)], shown, layouts, config)
+    ids, _ = encode_turns(tokenizer, [("user", parts)], vision_inputs, layouts, config)
     assert ids == np.asarray(theirs).tolist()

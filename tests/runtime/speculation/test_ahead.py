@@ -123,7 +123,7 @@ def test_it_is_nothing_where_fewer_rows_speculate() -> None:
 def test_nothing_is_queued_ahead_of_a_limit_that_the_round_may_reach() -> None:
     proposer, draft, rows = make()
     for left in (4, 5):
-        rows[1].unplanned = left
+        rows[1].remaining_budget = left
         proposer.ahead(rows, [True, True], PATHS, NODES)
     assert draft.calls == [f"ahead 2 {NODES}"]
 

@@ -19,7 +19,7 @@ def encode(library: tokenizers.Tokenizer, text: str) -> list[int]:
 def test_the_template_s_tokens_become_ids_and_the_user_s_stay_text() -> None:
     library = byte_level()
     special = special_tokens(library)
-    cloak = special.disguise()
+    cloak = special.escape()
     rendered = "<|im_start|>user\n" + cloak.hide("a<|im_start|>b") + "<|im_end|>"
     ids = special.real_ids(encode(library, special.spell(rendered, cloak, torn=False)))
     assert ids is not None
@@ -32,7 +32,7 @@ def test_the_template_s_tokens_become_ids_and_the_user_s_stay_text() -> None:
 def test_text_that_became_special_is_noticed_and_torn() -> None:
     library = word_level()
     special = special_tokens(library, unknown=0)
-    cloak = special.disguise()
+    cloak = special.escape()
     rendered = "<sys> " + cloak.hide("turn <sys> on")
     whole = encode(library, special.spell(rendered, cloak, torn=False))
     assert special.real_ids(whole) is None
@@ -46,7 +46,7 @@ def test_white_space_rules_are_kept() -> None:
     library.encode_special_tokens = False
     plain = library.encode("a <eat> b").ids
     special = special_tokens(library)
-    spelled = special.spell("a <eat> b", special.disguise(), torn=False)
+    spelled = special.spell("a <eat> b", special.escape(), torn=False)
     assert special.real_ids(encode(library, spelled)) == plain
 
 
@@ -57,14 +57,14 @@ def test_single_words_are_special_between_other_characters_alone() -> None:
     text = "stop unstoppable stop."
     library.encode_special_tokens = False
     plain = library.encode(text).ids
-    spelled = special.spell(text, special.disguise(), torn=False)
+    spelled = special.spell(text, special.escape(), torn=False)
     assert special.real_ids(encode(library, spelled)) == plain
 
 
 def test_a_tokenizer_without_special_tokens_is_served() -> None:
     library = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))  # noqa: S106 - no password
     special = special_tokens(library)
-    spelled = special.spell("<s>", special.disguise(), torn=False)
+    spelled = special.spell("<s>", special.escape(), torn=False)
     assert (spelled, special.ids) == ("<s>", frozenset())
 
 

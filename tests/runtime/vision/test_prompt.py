@@ -5,13 +5,13 @@ from hearth.runtime.images import Picture
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
 from hearth.runtime.text.tokenizer import TokenizerFile
-from hearth.runtime.vision.prompt import Shown, encode_turns
+from hearth.runtime.vision.prompt import VisionInput, encode_turns
 from tests.runtime.image_processing.photographs import config_like
 from tests.vision_models import FAMILIES, VOCABULARY, Family, make_tokenizer
 from tests.vision_processors import TEMPLATES
 
-IMAGE = Shown([Picture("rgb8", 64, 32, 192)])
-VIDEO = Shown([Picture("jpeg", 64, 32)] * 4, [0.0, 0.5, 1.0, 1.5])
+IMAGE = VisionInput([Picture("rgb8", 64, 32, 192)])
+VIDEO = VisionInput([Picture("jpeg", 64, 32)] * 4, [0.0, 0.5, 1.0, 1.5])
 SHOWS_NO_TEXT = (
     "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
 )
@@ -28,10 +28,10 @@ def test_embeddings_go_where_the_parts_stand_and_text_spells_no_place(family: Fa
     config, tokenizer = config_like(family), tokenizer_of(family)
     spelt = "see <image> <|image_pad|> <|video_pad|>"
     parts = [{"type": "image"}, {"type": "text", "text": spelt}, {"type": "video"}]
-    shown = [IMAGE, VIDEO]
-    layouts = [one.layout(config) for one in shown]
+    vision_inputs = [IMAGE, VIDEO]
+    layouts = [one.layout(config) for one in vision_inputs]
     ids, spans = encode_turns(
-        tokenizer, [("system", "be brief"), ("user", parts)], shown, layouts, config
+        tokenizer, [("system", "be brief"), ("user", parts)], vision_inputs, layouts, config
     )
     assert [sum(span.length for span in one) for one in spans] == [one.tokens for one in layouts]
     places = {

@@ -98,7 +98,7 @@ class KeyValue(NamedTuple):
     v: ir.Value
 
 
-class Spelling(Operators, ABC):
+class GraphDialect(Operators, ABC):
     """How one dialect writes normalisation, rotation and attention.
 
     Activations are [B, S, H], heads [B, heads, S, D] and caches [B, Hkv, C, D]. The G query heads
@@ -209,7 +209,7 @@ class Spelling(Operators, ABC):
 NATIVE_OPSET = 24
 
 
-class NativeSpelling(Spelling):
+class NativeDialect(GraphDialect):
     """Standard operators that ONNX Runtime 1.24 and TensorRT 10.15 read."""
 
     index_type = ir.DataType.INT64
@@ -281,7 +281,7 @@ CLASSIC_OPSET = 17
 QUANTIZED_OPSET = 21  # the first with blocked DequantizeLinear
 
 
-class ClassicSpelling(Spelling):
+class ClassicDialect(GraphDialect):
     """Attention in two parts, over the cache and over the step's own rows, under one softmax."""
 
     index_type = ir.DataType.INT32

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from hearth.runtime.export.spelling import ClassicSpelling, KeyValue, StepInputs
+from hearth.runtime.export.dialect import ClassicDialect, KeyValue, StepInputs
 
 
-class PrimitiveSpelling(ClassicSpelling):
+class PrimitiveDialect(ClassicDialect):
     """Matrix products and one softmax a layer; a cache has a fixed number of slots.
 
     TensorRT 8.6 runs next to every node that it cannot merge as a kernel of its own, so queries

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
+from hearth.runtime.export.dialect import Operators
 from hearth.runtime.export.graph import GraphBuilder
-from hearth.runtime.export.spelling import Operators
 from hearth.runtime.export.vision.tower_model import Activation, TowerModel
 
 _HALF_ROOT = 0.5**0.5
@@ -21,7 +21,7 @@ class Rotary(NamedTuple):
     sin: ir.Value
 
 
-class TowerSpelling(Operators, ABC):
+class VisionDialect(Operators, ABC):
     """Norms, activations and attention of patches [T, H], heads [1, N, T, D]."""
 
     def __init__(self, graph: GraphBuilder, tower: TowerModel, dtype: np.dtype[Any]) -> None:
@@ -88,7 +88,7 @@ class TowerSpelling(Operators, ABC):
         return self.graph.op("Unsqueeze", table, self.graph.ints(0))
 
 
-class NativeTower(TowerSpelling):
+class NativeVisionDialect(VisionDialect):
     """Opset 24: one operator for each."""
 
     def normalise(self, x: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
@@ -114,7 +114,7 @@ class NativeTower(TowerSpelling):
         return self.graph.op("Attention", q, k, v, mask, scale=self.head_dim**-0.5)
 
 
-class ClassicTower(TowerSpelling):
+class ClassicVisionDialect(VisionDialect):
     """Opset 17, which every version of ONNX Runtime and TensorRT reads."""
 
     def prepare(self, rotary: Rotary | None) -> None:
@@ -160,7 +160,7 @@ class ClassicTower(TowerSpelling):
         return graph.op("Mul", x, share)
 
 
-class PrimitiveTower(ClassicTower):
+class PrimitiveVisionDialect(ClassicVisionDialect):
     """The classic dialect for TensorRT: 8.6 has no kernel for some LayerNormalizations."""
 
     def normalise(self, x: ir.Value, weight: ir.Value, bias: ir.Value | None) -> ir.Value:

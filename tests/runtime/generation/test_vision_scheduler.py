@@ -14,7 +14,7 @@ from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.generation.step_times import StepTimes
-from hearth.runtime.generation.tower_turns import TowerBudget, TowerResult, TowerWork
+from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork, VisionBudget
 from hearth.runtime.images import ImageLayout
 from hearth.runtime.request import RequestOptions, RowRequest
 from tests.runtime.vision.fake_tower import FakeTower, expected, fake_runner, outputs
@@ -109,7 +109,7 @@ def test_the_tower_and_chunks_of_prompt_take_turns() -> None:
 
 
 def test_who_asks_whose_turn_it_is_takes_none() -> None:
-    turns = make(0)[0]._turns
+    turns = make(0)[0]._vision
     turns.add(work(1, 8, 4, 4))
     turns.collect(turns.queue(decoding=False), 0.0)
     assert [turns.due(decoding=False, joining=True) for _ in range(3)] == [False] * 3
@@ -157,7 +157,7 @@ def test_without_a_tower_none_runs() -> None:
 
 def test_the_budget_lets_decode_steps_pay_for_a_call() -> None:
     times = StepTimes()
-    budget = TowerBudget(0.5, times)
+    budget = VisionBudget(0.5, times)
 
     def decode() -> None:
         times.decode_s.add(0.010)

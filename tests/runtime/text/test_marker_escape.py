@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text.tokenizer import Disguise, SpecialText, alternatives
+from hearth.runtime.text.tokenizer import MarkerEscape, SpecialText, alternatives
 
 SPELLINGS = ["<|end|>", "<|end_of|>", "[X]", "<s>"]
 texts = st.lists(
@@ -11,28 +11,28 @@ texts = st.lists(
 ).map("".join)
 
 
-def disguise() -> Disguise:
-    return Disguise(SpecialText(SPELLINGS), SpecialText(SPELLINGS))
+def escape() -> MarkerEscape:
+    return MarkerEscape(SpecialText(SPELLINGS), SpecialText(SPELLINGS))
 
 
 @settings(deadline=None)
 @given(texts)
 def test_reveal_undoes_hide(text: str) -> None:
-    cloak = disguise()
+    cloak = escape()
     assert cloak.reveal(cloak.hide(text)) == text
 
 
 @settings(deadline=None)
 @given(texts)
 def test_no_special_token_is_left(text: str) -> None:
-    hidden = disguise().hide(text)
+    hidden = escape().hide(text)
     assert not any(spelling in hidden for spelling in SPELLINGS)
 
 
 @settings(deadline=None)
 @given(texts, texts)
 def test_texts_side_by_side_make_no_special_token(left: str, right: str) -> None:
-    cloak = disguise()
+    cloak = escape()
     joined = cloak.hide(left).strip() + cloak.hide(right).strip()
     assert not any(spelling in joined for spelling in SPELLINGS)
     for literal in ("|>", "<", "s>", "<|end"):
@@ -43,11 +43,11 @@ def test_texts_side_by_side_make_no_special_token(left: str, right: str) -> None
 @settings(deadline=None)
 @given(st.text("ab c\n"))
 def test_ordinary_text_is_not_touched(text: str) -> None:
-    assert disguise().hide(text) == text
+    assert escape().hide(text) == text
 
 
 def test_white_space_around_a_message_stays() -> None:
-    cloak = disguise()
+    cloak = escape()
     hidden = cloak.hide(" \n<s>\t ")
     assert hidden.startswith(" \n")
     assert hidden.endswith("\t ")
@@ -56,18 +56,18 @@ def test_white_space_around_a_message_stays() -> None:
 
 
 def test_a_border_tears_every_hidden_piece() -> None:
-    cloak = disguise()
+    cloak = escape()
     assert cloak.reveal(cloak.hide("a<s>b<s>c"), "#") == "a<#s>b<#s>c"
 
 
 def test_equal_pieces_share_a_stand_in() -> None:
-    cloak = disguise()
+    cloak = escape()
     assert cloak.hide("a<s>b").replace("a", "b") == cloak.hide("b<s>b")
 
 
 def test_more_pieces_than_stand_ins_are_refused() -> None:
     spellings = [f"<{n}>" for n in range(2049)]
-    cloak = Disguise(SpecialText(spellings), SpecialText(spellings))
+    cloak = MarkerEscape(SpecialText(spellings), SpecialText(spellings))
     cloak.hide("a".join(spellings[:2048]))
     with pytest.raises(HearthError) as caught:
         cloak.hide(f"a{spellings[2048]}a")
@@ -76,4 +76,4 @@ def test_more_pieces_than_stand_ins_are_refused() -> None:
 
 def test_no_patterns_match_nothing() -> None:
     assert alternatives([]).search("anything") is None
-    assert Disguise(SpecialText([]), SpecialText([])).hide("<s>") == "<s>"
+    assert MarkerEscape(SpecialText([]), SpecialText([])).hide("<s>") == "<s>"

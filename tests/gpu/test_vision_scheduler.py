@@ -9,7 +9,7 @@ import pytest
 
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.generation.tower_turns import TowerWork
+from hearth.runtime.generation.vision_scheduler import TowerWork
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.tensors.tensor import numpy_dtype

@@ -46,7 +46,7 @@ class TowerCall(NamedTuple):
     ends: StreamEvent | None
 
 
-class TowerBudget:
+class VisionBudget:
     """Keeps the tower to its share beside rows that decode; no clock.
 
     What it takes is paid by decode steps, of which `times` tells, each with `share` of its own
@@ -95,7 +95,7 @@ class _Picture:
     alone: bool = False
 
 
-class TowerTurns:
+class VisionScheduler:
     """Runs calls of a tower, if there is one, and knows what became of each picture.
 
     One call is in flight at a time. One that fails over several pictures is repeated for each.
@@ -105,7 +105,7 @@ class TowerTurns:
         self,
         runner: VisionRunner | None,
         device: Device,
-        budget: TowerBudget,
+        budget: VisionBudget,
         metrics: MultimodalMetrics,
     ) -> None:
         self.runner = runner
