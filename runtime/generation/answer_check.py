@@ -1,4 +1,4 @@
-"""Forces an engine through the token ids of a known answer and compares what it gives."""
+"""Check of an engine: force it through the tokens of a known answer and compare its logits."""
 
 import time
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 
 SECONDS = 2.0
-"""What the check takes, unless a prefill of all ids and a few decode steps take longer."""
+"""Seconds of the check, unless a prefill of all ids and a few decode steps take longer."""
 LEAST_DECODES = 2
 _ALTERNATIVES = 8
-"""Likeliest tokens to look for the right one among."""
+"""Number of likeliest tokens among which the right one is looked for."""
 
 
 class AnswerReport(msgspec.Struct, kw_only=True):
-    """How a right answer was given: logits compared, in how many steps and seconds.
+    """Report of a check that passed: logits compared, steps and seconds.
 
     No lead was more than `error` off, of `tolerance` that are allowed.
     """
@@ -45,10 +45,10 @@ class AnswerReport(msgspec.Struct, kw_only=True):
 
 
 class AnswerCheck:
-    """One check, while no row is active: all ids are prefilled, and half of them decoded.
+    """Check of one answer while no row is active: prefill all ids, and decode half of them.
 
-    The latter in a batch of one and in the largest, whose rows have prompts of different lengths.
-    A bias forces each token; what is compared is what the engine gave before the bias.
+    Decode steps run in a batch of one and in the largest, with prompts of different lengths. A
+    bias forces each token; logits are compared as they are before the bias.
     """
 
     def __init__(self, answer: KnownAnswer, runner: LLMEngineRunner, sampler: BatchSampler) -> None:
@@ -60,7 +60,7 @@ class AnswerCheck:
         self._report = AnswerReport(tolerance=answer.tolerance)
 
     def run(self) -> AnswerReport:
-        """Raises `wrong_answer` at the first token whose lead is off."""
+        """Run the check; raises `wrong_answer` at the first token whose lead is off."""
         began = time.monotonic()
         batch = self._config.max_supported_batch_size
         ids = min(len(self._answer.token_ids), self._config.max_supported_input_length)
@@ -98,7 +98,7 @@ class AnswerCheck:
             self._compare(self._strategy.decode_step(context), filled)
 
     def _rows(self, filled: Sequence[int]) -> list[RowRequest]:
-        """Rows of the first ids that pick the one behind them."""
+        """Build rows of the first `filled` ids, each forced to sample the one behind them."""
         ids = self._answer.token_ids
         alternatives = min(_ALTERNATIVES, self._config.output_vocab_size)
         rows = []
@@ -114,7 +114,7 @@ class AnswerCheck:
         return rows
 
     def _compare(self, step: InFlightStep[PendingSamples], filled: Sequence[int]) -> None:
-        """What a step gave behind the last of so many ids of each row."""
+        """Compare the logits of a step behind the first `filled` ids of each row."""
         self._report.steps += 1
         for token in self._strategy.collect(step):
             place = filled[token.row] - 1

@@ -37,11 +37,11 @@ from hearth.runtime.vision_config import VISION_FOLDER
 from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 _WORTH_THREADS = 16 << 20
-"""Bytes of weights from which a draft's step gains by more than one thread."""
+"""Bytes of weights from which more than one thread speeds up a draft's step."""
 
 
 class RuntimeParts(NamedTuple):
-    """What a runtime is made of."""
+    """Parts of a runtime."""
 
     runner: LLMEngineRunner
     device: Device

@@ -100,7 +100,7 @@ def _check_images(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
 
 
 def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int) -> None:
-    """A video may count faster in time than it has tokens."""
+    """Refuse rows whose positions exceed the engine's: videos may count faster than their tokens."""
     if not (row.images and config.use_context_dependent_rope):
         return
     spans = [span for image in row.images for span in image.spans]
@@ -120,12 +120,12 @@ def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int
 
 
 class StepResult(msgspec.Struct):
-    """What one step gave; times in seconds of the monotonic clock.
+    """Result of one step; times in seconds of the monotonic clock.
 
     A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
-    is why a prefill failed: its rows end with that error, and the others go on. `pictures` are
-    those that a vision tower is done with. `cached` tells, with the first token of a row, how many
-    tokens of it came from the prefix cache, where any did.
+    is the error of a prefill: its rows end with it, and the others go on. `pictures` are those that
+    the vision encoder finished. `cached` has, with the first token of a row, the number of its
+    tokens that came from the prefix cache, where any did.
     """
 
     kind: StepKind
@@ -139,25 +139,25 @@ class StepResult(msgspec.Struct):
 
 
 class BatchRuntime(Protocol):
-    """What a loop asks of a runtime: admit rows, step while any is active, let rows leave.
+    """Interface of a runtime to its loop: admit rows, step while any is active, let rows leave.
 
     Rows are numbered in the order in which they were admitted, from 0 again when none is active.
     """
 
     memory: dict[str, int]
-    """Bytes by part that the engines need with all rows full, as `hearth check` tells them."""
+    """Bytes by part that the engines need with all rows full, as `hearth check` prints them."""
 
     @property
     def prefill_metrics(self) -> StageMetrics:
-        """Prompt chunks."""
+        """Metrics of prefill chunks."""
 
     @property
     def generation_metrics(self) -> StageMetrics:
-        """Decode and verify steps."""
+        """Metrics of decode and verify steps."""
 
     @property
     def speculation_metrics(self) -> EagleGenerationMetrics:
-        """What speculation has done; all zero where there is none."""
+        """Speculation metrics; all zero without speculation."""
 
     @property
     def adapter(self) -> str:
@@ -171,17 +171,17 @@ class BatchRuntime(Protocol):
 
     @property
     def graphs(self) -> Mapping[str, GraphCounters]:
-        """What became of graphs and steps so far, of the base and of a draft."""
+        """Counters of captured graphs and steps, of the base and of a draft."""
 
     @property
     def prefix_metrics(self) -> PrefixMetrics | None:
-        """What the prefix cache has done and holds; None where there is none."""
+        """Prefix cache metrics; None without a prefix cache."""
 
     def get_multimodal_metrics(self) -> MultimodalMetrics:
-        """What images took so far; all zero for an engine that takes none."""
+        """Return image metrics; all zero for an engine without images."""
 
     def take_failures(self) -> list[HearthError]:
-        """What went wrong without harm to any row, since this was asked the last time."""
+        """Take the errors since the last call that harmed no row."""
 
     @property
     def device_free(self) -> int | None:
@@ -189,15 +189,15 @@ class BatchRuntime(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether a row goes on, or a picture waits for the vision tower."""
+        """True if a row goes on, or a picture waits for the vision encoder."""
 
     @property
     def free(self) -> int:
-        """How many rows can take places before the next step."""
+        """Number of rows that can be admitted before the next step."""
 
     @property
     def queue_by(self) -> float:
-        """When the next step is to be queued, by the monotonic clock; in the past for at once.
+        """Monotonic time at which to queue the next step; in the past for at once.
 
         Rows that are admitted before then wait for no further step of the others.
         """
@@ -209,7 +209,7 @@ class BatchRuntime(Protocol):
         """Take rows, all or none, and give their numbers; raises naming the field at fault."""
 
     def run_tower(self, work: TowerWork) -> None:
-        """Let a vision tower encode a picture between steps, whose results tell of it.
+        """Queue a picture for the vision encoder; its result comes with that of a step.
 
         Raises `image_too_large`, and `internal` where there is no tower.
         """
@@ -221,14 +221,14 @@ class BatchRuntime(Protocol):
         """Let a row leave before the next step; nothing more is reported for it."""
 
     def unpin(self, client: int) -> None:
-        """Keep no longer what a client's rows have pinned in the prefix cache."""
+        """Release the pages that a client's rows have pinned in the prefix cache."""
 
     def release(self, row: int) -> list[int] | None:
-        """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended."""
+        """Remove a live row and return its tokens beyond the prompt; None if it has ended."""
 
 
 def failed_chunk(rows: Sequence[DecodingRow], started: float, error: Exception) -> StepResult:
-    """What a chunk reports that failed, for its rows alone; raises `device_lost` again."""
+    """Build the result of a failed chunk, which ends its rows alone; raises `device_lost` again."""
     if isinstance(error, MemoryError):
         error = HearthError(
             "out_of_memory", "no memory for a chunk of prompts: lower capacity or max_batch"

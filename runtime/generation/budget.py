@@ -16,11 +16,11 @@ from hearth.runtime.memory.estimates import LOADING
 from hearth.runtime.options import RuntimeOptions
 
 LEAST_CAPACITY = 1024
-"""Slots of a row that are not given up for memory."""
+"""Slots of a row below which capacity is not lowered for memory."""
 _MARGIN = 8
-"""One part of so many of the free memory is left to others by what nobody asked for."""
+"""Divisor of free memory: this part is left free by sizes that no option asked for."""
 _HALVED = 5
-"""How often what the prefix cache may take is halved before there is none."""
+"""Number of halvings of the prefix cache before it is left out."""
 
 
 class Budget(msgspec.Struct, frozen=True):
@@ -36,12 +36,12 @@ class Budget(msgspec.Struct, frozen=True):
         return sum(self.parts.values())
 
     def fits(self, *, margin: bool) -> bool:
-        """Whether the free memory suffices, with a margin for others where one is asked for."""
+        """Return True if the free memory suffices, with a `margin` for other processes if asked."""
         left = self.available // _MARGIN if margin else 0
         return self.needed <= self.available - left
 
     def __str__(self) -> str:
-        """What is needed and what is there, for a message."""
+        """Needed and free memory, for a message."""
         needed = -(-self.needed >> 20)
         return f"{needed} MiB{self.where} and {self.available >> 20} MiB are free"
 
@@ -117,9 +117,9 @@ def _choices(config: LLMEngineRunnerConfig, options: RuntimeOptions) -> list[tup
 
 
 def _caches(largest: DeploymentConfig, options: RuntimeOptions) -> list[dict[str, int]]:
-    """What the prefix cache may take, all that is asked for first, then less and at last nothing.
+    """Sizes of the prefix cache to try: those asked for first, then less, and none at last.
 
-    Pages on disk come from memory: where that has none they are left.
+    Pages on disk come from memory: where that has none they are left out.
     """
     nothing = dict.fromkeys(("prefix_cache_bytes", "prefix_host_bytes", "prefix_disk_bytes"), 0)
     if not largest.prefix.device:

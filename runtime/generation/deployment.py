@@ -136,17 +136,17 @@ Method = Literal["off", "lookup", "eagle"]
 Asked = Method | Literal["auto"]
 _LOOKUP_TOKENS = 4
 _LEAST_TOKENS = 2
-"""What a row has to hold: a token of prompt and one behind it."""
+"""Least tokens that a row has to hold: one of prompt and one behind it."""
 _SHARED = ("backend", "device", "dialect", "dtype", "vocab_size", "hidden_size")
 """Fields that a draft has in common with its base, beside the width of the hidden states."""
 
 
 class DeploymentConfig(NamedTuple):
-    """What runs: the base engine, how it speculates, and the draft engine if that needs one.
+    """Engines that run: the base, its speculation method, and the draft if that needs one.
 
     Both engines have the smaller of their batches and capacities. The base's
-    `max_verify_tree_size` is the size of the trees that are in use. `chosen` says why batch and
-    capacity are smaller than exported, where nobody asked for that. On a GPU the `tower` runs in
+    `max_verify_tree_size` is the size of the trees that are in use. `chosen` is the reason for a batch
+    and capacity smaller than exported that no option asked for. On a GPU the `tower` runs in
     the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
     `weights` is a file of external weights in place of the folder's own. The prefix cache has
     `prefix` pages in each tier, those on disk in `prefix_folder`.
@@ -199,7 +199,7 @@ class StoredEngines(NamedTuple):
     shapes: tuple[EngineTables, ...] = ()
 
     def resolve(self, options: RuntimeOptions) -> "DeploymentConfig":
-        """Those that run with these options; raises as `resolve_deployment` does."""
+        """Return the deployment with these options; raises as `resolve_deployment` does."""
         found = resolve_deployment(self.base, self.draft, options)._replace(
             weights=options.weights, adapters=self.adapters, shapes=self.shapes
         )

@@ -1,4 +1,4 @@
-"""How much prompt a chunk takes while other rows wait for their next token; no clock."""
+"""Size of a prefill chunk while other rows wait for their next token; reads no clock."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,27 +6,27 @@ from typing import NamedTuple
 from hearth.runtime.ewma import Ewma
 
 LEAST_TOKENS = 16
-"""What a chunk may take however slow the engine is."""
+"""Tokens that a chunk may always have, however slow the engine is."""
 _NEWEST = 0.1
-"""What the newest chunk counts of what chunks cost."""
+"""Weight of the newest chunk in the moving averages of chunk costs."""
 
 
 class Prompt(NamedTuple):
-    """A joiner: its filled slots, and the tokens of its prompt that are left."""
+    """A prefilling row: its filled slots, and the tokens of its prompt that are left."""
 
     filled: int
     left: int
 
 
 class Chunk(NamedTuple):
-    """Of how many joiners a chunk is, the first ones, and the most tokens that one of them has."""
+    """Number of prefilling rows in a chunk, the first ones, and the most tokens of one of them."""
 
     rows: int
     width: int
 
 
 class PrefillBudget:
-    """Sizes chunks by the speeds that were measured, that of decode steps being `decode_s`.
+    """Size chunks by measured speeds; `decode_s` are the seconds of a decode step.
 
     A chunk has a fixed cost, that of a decode step, and a cost for each token that it computes,
     padding included. The latter may be `share` decode steps in all. Where there are `widths` to
@@ -51,14 +51,14 @@ class PrefillBudget:
         self._computed = Ewma(_NEWEST, 0.0)
 
     def record(self, computed: int, seconds: float) -> None:
-        """Take note of a chunk that computed so many tokens, those of padding included."""
+        """Record the `seconds` of a chunk of `computed` tokens, padding included."""
         if self._decode_s.value:
             self._beyond_s.add(seconds - self._decode_s.value)
             self._computed.add(computed)
 
     @property
     def tokens(self) -> int:
-        """How many tokens a chunk may compute while rows decode."""
+        """Number of tokens that a chunk may compute while rows decode."""
         if not self._computed.value:
             return max(LEAST_TOKENS, self._chunk)
         a_token = max(self._beyond_s.value, 0.0) / self._computed.value
@@ -67,10 +67,10 @@ class PrefillBudget:
         return max(LEAST_TOKENS, int(min(most, allowed / a_token))) if a_token else most
 
     def choose(self, prompts: Sequence[Prompt], *, limited: bool) -> Chunk:
-        """The next chunk of joiners that come with the shortest rest first.
+        """Choose the next chunk of `prompts`, which come with the shortest rest first.
 
-        `limited` where rows decode. A further joiner shares the chunk if the one before it gets
-        no less for that, and if start and width stay within the capacity for each.
+        `limited` where rows decode. A further row shares the chunk if the one before it gets no
+        less for that, and if start and width stay within the capacity for each.
         """
         most = self._whole(self.tokens) if limited else self._chunk * len(prompts)
         width = min(prompts[0].left, self._chunk, most)

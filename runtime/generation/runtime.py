@@ -52,12 +52,12 @@ from hearth.runtime.weights.external_weight_manager import Loaded
 
 
 class LLMInferenceRuntime:
-    """Generates for rows that join and leave between two steps: admit, step while any is active.
+    """Generate for rows that join and leave between two steps: admit, step while any is active.
 
-    It belongs to one thread. Decode or verify steps are of all rows whose prompts are done, and
-    take turns with chunks of prompt of the others. On a device that works beside the host, a step
+    A runtime belongs to one thread. Decode and verify steps take all rows whose prompts are done,
+    alternating with prefill chunks of the others. On a device that works beside the host, a step
     is queued before the tokens of the step before are read; what only the host can decide then
-    takes effect a step later, and the token that was picked too many is dropped.
+    takes effect a step later, and the token that was sampled too many is dropped.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class LLMInferenceRuntime:
         prefill_budget: float = 1.0,
     ) -> None:
         self.chosen = ""
-        """Why batch and capacity are smaller than exported, where nobody asked for that."""
+        """Reason for a smaller batch and capacity than exported without an option; else ""."""
         self.memory: dict[str, int] = {}
         self.refused_adapters: dict[str, HearthError] = {}
-        """Those that could not be loaded with the engine, and why."""
+        """Errors of adapters that could not be loaded with the engine, by name."""
         self._runner = runner
         self._device = device
         self._vanilla = VanillaStrategy(runner, sampler)
@@ -168,41 +168,41 @@ class LLMInferenceRuntime:
 
     @property
     def executor(self) -> EngineExecutor:
-        """That of the base's engine, for introspection."""
+        """Executor of the base engine, for introspection."""
         return self._runner.executor
 
     @property
     def tower(self) -> VisionRunner | None:
-        """The vision tower, on a GPU; on the CPU whoever wants one opens it."""
+        """Vision encoder on a GPU; None on the CPU, where the encoder process has its own."""
         return self._vision.runner
 
     @property
     def loaded_weights(self) -> Loaded | None:
-        """What was copied of weights that the engine binds; None where it reads them itself."""
+        """Copied weights that the engine binds; None where it reads them itself."""
         return self._runner.loaded_weights
 
     @property
     def prefill_metrics(self) -> StageMetrics:
-        """Prompt chunks."""
+        """Metrics of prefill chunks."""
         return self._times.prefill
 
     @property
     def generation_metrics(self) -> StageMetrics:
-        """Decode and verify steps."""
+        """Metrics of decode and verify steps."""
         return self._times.generation
 
     @property
     def speculation_metrics(self) -> EagleGenerationMetrics:
-        """What speculation has done; all zero where there is none."""
+        """Speculation metrics; all zero without speculation."""
         return EagleGenerationMetrics() if self._speculation is None else self._speculation.metrics
 
     @property
     def prefix_metrics(self) -> PrefixMetrics | None:
-        """What the prefix cache has done; None where there is none."""
+        """Prefix cache metrics; None without a prefix cache."""
         return None if self._prefix is None else self._prefix.metrics
 
     def get_multimodal_metrics(self) -> MultimodalMetrics:
-        """What images took so far; all zero for an engine that takes none."""
+        """Return image metrics; all zero for an engine without images."""
         return self._runner.multimodal_metrics
 
     @property
@@ -219,7 +219,7 @@ class LLMInferenceRuntime:
 
     @property
     def prompt_graphs(self) -> PromptGraphs:
-        """Those of prefill steps, which `counters` counts too."""
+        """Graphs of prefill steps, which `counters` counts too."""
         return self._runner.prompt_graphs
 
     @property
@@ -228,7 +228,7 @@ class LLMInferenceRuntime:
         return self._device.free_memory()
 
     def take_failures(self) -> list[HearthError]:
-        """What went wrong without harm to any row, since this was asked the last time."""
+        """Take the errors since the last call that harmed no row."""
         return [] if self._prefix is None else self._prefix.take_failures()
 
     @property
@@ -259,7 +259,7 @@ class LLMInferenceRuntime:
         self._runner.load_lora_weights(name, source)
 
     def load_adapters(self, folder: Path) -> dict[str, HearthError]:
-        """Load all adapters of a folder; those that cannot be served, and why; `invalid_value`."""
+        """Load all adapters of a folder; errors of those that cannot be served; `invalid_value`."""
         return load_all(folder, self.load_adapter)
 
     def unload_adapter(self, name: str) -> None:
@@ -271,8 +271,8 @@ class LLMInferenceRuntime:
     def capture(self, batch_sizes: Sequence[int], told: Told = nobody) -> list[str]:
         """Capture prefill steps, and decode and verify steps of these batch sizes.
 
-        No row is active. Tells what makes steps slower than they could be; raises `invalid_value`
-        for a batch that is too large.
+        No row is active. Returns the steps that could not be captured; raises `invalid_value` for a
+        batch that is too large.
         """
         self._clear("capture")
         if not all(1 <= size <= self.max_batch for size in batch_sizes):
@@ -317,13 +317,13 @@ class LLMInferenceRuntime:
 
     @property
     def active(self) -> bool:
-        """Whether a row goes on, or a picture waits for the tower."""
+        """True if a row goes on, or a picture waits for the vision encoder."""
         return self._context.any_live or bool(self._vision.pictures)
 
     @property
     def free(self) -> int:
-        """How many rows can take places before the next step."""
-        # Nobody comes between a failure and its telling, who would share it.
+        """Number of rows that can be admitted before the next step."""
+        # A row admitted between a failure and its report would share it.
         for step in self._in_flight:
             if step.error is not None and step.rows and not all_left(step.rows):
                 return 0
@@ -331,10 +331,10 @@ class LLMInferenceRuntime:
 
     @property
     def queue_by(self) -> float:
-        """When the next step is to be queued so that the device does not wait for it.
+        """Monotonic time at which to queue the next step so that the device does not wait for it.
 
-        That is at once where no step is queued or a verify step decides what is next, and where a
-        prompt or a picture goes on.
+        Zero, for at once, where no step is queued, a verify step decides what is next, or a prompt
+        or a picture goes on.
         """
         if not self._in_flight or self._context.joiners or self._vision.pictures:
             return 0.0
@@ -465,7 +465,7 @@ class LLMInferenceRuntime:
         self._in_flight.clear()
 
     def _next(self) -> StepKind | None:
-        """What to queue next, once all rows have their places; None for nothing."""
+        """Kind of the step to queue next, once all rows have their places; None for no step."""
         context, in_flight, speculation = self._context, self._in_flight, self._speculation
         if in_flight and in_flight[0].kind == "verify":
             if not all_left(in_flight[0].rows):
@@ -591,6 +591,6 @@ class LLMInferenceRuntime:
 
 
 def _reused(rows: Sequence[DecodingRow], tokens: Sequence[RowToken]) -> dict[int, int]:
-    """How many tokens of a row, by its number, came from the prefix cache, of rows that begin."""
+    """Number of tokens from the prefix cache, by row number, of rows that begin."""
     begun = {token.row for token in tokens if token.error is None}
     return {row.number: row.reused for row in rows if row.reused and row.number in begun}

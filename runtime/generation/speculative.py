@@ -12,7 +12,7 @@ from hearth.runtime.speculation.policy import EagleGenerationMetrics, Speculatio
 from hearth.runtime.speculation.proposer import Proposer
 
 _NOTHING = AcceptedPath([], [])
-"""What a row has of a step whose numbers are not finite."""
+"""Path of a row whose step gave numbers that are not finite."""
 
 
 class VerifiedTrees(msgspec.Struct):
@@ -55,7 +55,7 @@ class SpeculativeStrategy:
         self._wishes: list[bool] = []
 
     def wanted(self, context: DecodingInferenceContext) -> bool:
-        """Tell whether the decoding rows are to verify next, as far as the known tokens say."""
+        """Return True if the decoding rows are to verify next, by the tokens known so far."""
         rows = context.decoders
         speculating = self._wishes = self._speculating(rows)
         return any(speculating) and self.proposer.ready(rows, speculating)

@@ -1,4 +1,4 @@
-"""What steps take, by the runtime's own clock, and when the next one is to be queued."""
+"""Durations of steps by the host's clock, and the time to queue the next one."""
 
 import time
 from collections import deque
@@ -10,9 +10,9 @@ from hearth.runtime.generation.in_flight import AnyStep
 
 
 class StageMetrics(msgspec.Struct):
-    """What one stage (prefill, generation) has done since the start.
+    """Counters of one stage (prefill, generation) since the start.
 
-    `host_seconds` are what queueing the steps took, while the device may be at work on others.
+    `host_seconds` were spent on queueing steps, while the device may be at work on others.
     `tokens` of prompts were computed, and `reused` ones came from the prefix cache in their place.
     Those of the generation were given to rows: no token behind a reply's end, no proposal that was
     refused. A row's first token is the prefill's.
@@ -33,15 +33,15 @@ class StageMetrics(msgspec.Struct):
 
 
 _NEWEST = 0.1
-"""What the newest decode step counts of what decode steps take."""
+"""Weight of the newest step in the moving average of decode times."""
 _LEAD_S = 0.0005
-"""Before the end of a step in which the next one has to be queued, if that takes no longer."""
+"""Seconds before the end of a step by which the next one has to be queued at the latest."""
 _EVERY = 16
 _KEPT = 3
 
 
 class StepTimes:
-    """Takes note of every step that was collected."""
+    """Record every step that was collected."""
 
     def __init__(self) -> None:
         self.prefill = StageMetrics()
@@ -50,21 +50,21 @@ class StepTimes:
         self.decode_s = Ewma(_NEWEST)
         """Seconds of a decode or verify step."""
         self.collected = 0.0
-        """When the last step was collected."""
+        """Monotonic time at which the last step was collected."""
         self._queue_time = QueueTime()
 
     def queue_by(self, host_s: float) -> float:
-        """When to queue a step behind one that took `host_s` to queue."""
+        """Monotonic time to queue a step behind one that took `host_s` to queue."""
         return self.collected + self._queue_time.behind(host_s)
 
     def began(self, started: float) -> float:
-        """When a step began that was queued at `started`: behind another it waited for its end."""
+        """Time at which the device began a step queued at `started`, behind the one before it."""
         return max(started, self.collected)
 
     def record(self, step: AnyStep, tokens: int = 0) -> tuple[float, float]:
-        """Take note of a step that was collected just now; when it began and ended.
+        """Record a step that was collected just now, and return when it began and ended.
 
-        A prefill counts what it computed, a decode or verify step the `tokens` that rows got of it.
+        A prefill counts computed tokens, a decode or verify step the `tokens` that rows got.
         """
         began = max(step.started, self.collected)
         ended = self.collected = time.monotonic()
@@ -80,9 +80,9 @@ class StepTimes:
 
 
 class QueueTime:
-    """Expects the end of a decode step by those behind which the next one was queued at once.
+    """Estimate the end of a decode step from steps behind which the next one was queued at once.
 
-    Of any other it is not known when it ended, only when somebody looked: a wait that was too long
+    Of any other only the time at which it was read is known, not its end: a wait that was too long
     would be taken for the step's own time, and never become shorter. So one step of `_EVERY` has
     the next one queued at once, and the shortest of the last `_KEPT` of these counts: a stall that
     met one of them says nothing of the others.
@@ -93,15 +93,15 @@ class QueueTime:
         self._seconds: deque[float] = deque(maxlen=_KEPT)
 
     def record(self, seconds: float) -> None:
-        """A decode step has ended so long after the one before."""
+        """Record a decode step that ended `seconds` after the one before."""
         if self._turn == 0:
             self._seconds.append(seconds)
         self._turn = (self._turn + 1) % _EVERY
 
     def behind(self, host_s: float) -> float:
-        """How long after the end of a step to queue the next but one; 0 for at once.
+        """Seconds to wait after the end of a step before queueing the next but one; 0 for none.
 
-        `host_s` is what queueing took the last time.
+        `host_s` are the seconds that queueing took the last time.
         """
         if self._turn == 0:
             return 0.0

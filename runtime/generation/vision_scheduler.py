@@ -1,4 +1,4 @@
-"""A vision tower between the steps of rows: which patches are next, and when."""
+"""Schedule of the vision encoder between the steps of rows."""
 
 import time
 from collections import deque
@@ -19,7 +19,7 @@ from hearth.runtime.vision.tower_inputs import Call, Piece, pieces_of, shared_pa
 from hearth.runtime.vision.vision_runner import VisionRunner
 
 _NEWEST = 0.1
-"""What the newest call counts of what calls take."""
+"""Weight of the newest call in the moving averages of call costs."""
 
 
 class TowerWork(NamedTuple):
@@ -32,7 +32,7 @@ class TowerWork(NamedTuple):
 
 
 class TowerResult(NamedTuple):
-    """The embeddings of a picture are there, after so many seconds of the tower, or an error is."""
+    """Result of a picture, whose embeddings are written unless `error` is set."""
 
     number: int
     engine_s: float
@@ -40,17 +40,17 @@ class TowerResult(NamedTuple):
 
 
 class TowerCall(NamedTuple):
-    """A call of the tower that was queued, and its end; None where it could not be queued."""
+    """Queued call of the vision encoder, and its end; None where it could not be queued."""
 
     call: Call
     ends: StreamEvent | None
 
 
 class VisionBudget:
-    """Keeps the tower to its share beside rows that decode; no clock.
+    """Keep the vision encoder to its share beside rows that decode; reads no clock.
 
-    What it takes is paid by decode steps, of which `times` tells, each with `share` of its own
-    time, before its next turn.
+    The seconds of a call are paid off by decode steps (`times`), each with `share` of its own
+    time, before the next call.
     """
 
     def __init__(self, share: float, times: StepTimes) -> None:
@@ -63,7 +63,7 @@ class VisionBudget:
         self._patches = Ewma(_NEWEST, 0.0)
 
     def record(self, patches: int, seconds: float) -> None:
-        """Take note of a call of the tower."""
+        """Record a call of the vision encoder."""
         self._owed_s = self._owed + seconds
         self._owed_at = self._times.generation.seconds
         self._seconds.add(seconds)
@@ -71,11 +71,11 @@ class VisionBudget:
 
     @property
     def paid(self) -> bool:
-        """Whether the calls of before have been paid for, all but a last decode step's share."""
+        """True if earlier calls are paid off, up to the share of one decode step."""
         return self._owed <= self._share * self._times.decode_s.value
 
     def patches(self, most: int) -> int:
-        """How many a call may take while rows decode, if its segments are as small."""
+        """Number of patches that a call may take while rows decode, `most` at the most."""
         decode_s = self._times.decode_s.value
         if not self._patches.value or not decode_s:
             return most
@@ -96,7 +96,7 @@ class _Picture:
 
 
 class VisionScheduler:
-    """Runs calls of a tower, if there is one, and knows what became of each picture.
+    """Queue calls of the vision encoder, and collect the result of each picture.
 
     One call is in flight at a time. One that fails over several pictures is repeated for each.
     """
@@ -109,13 +109,13 @@ class VisionScheduler:
         metrics: MultimodalMetrics,
     ) -> None:
         self.runner = runner
-        """The vision tower, on a GPU; on the CPU whoever wants one opens it."""
+        """Vision encoder on a GPU; None on the CPU, where the encoder process has its own."""
         self._metrics = metrics
         self._device = device
         self._budget = budget
         self._pieces: deque[Piece] = deque()
         self.pictures: dict[int, _Picture] = {}
-        """Those that are not done, by their numbers."""
+        """Pictures that are not done, by number."""
         self._in_flight = False
         self._was_last = False
 
@@ -132,13 +132,13 @@ class VisionScheduler:
         self._pieces.extend(pieces)
 
     def due(self, *, decoding: bool, joining: bool) -> bool:
-        """Whether the next step is the tower's; it and chunks of prompt take turns."""
+        """Return True if the next step is the encoder's, which alternates with prefill chunks."""
         if not self._pieces or self._in_flight or (decoding and not self._budget.paid):
             return False
         return not (joining and self._was_last)
 
     def passed(self) -> None:
-        """A chunk of prompt has its turn."""
+        """Record that a prefill chunk has its turn."""
         self._was_last = False
 
     def queue(self, *, decoding: bool) -> InFlightStep[TowerCall]:
@@ -161,7 +161,7 @@ class VisionScheduler:
         return InFlightStep("tower", [], TowerCall(call, ends), started, host_s, error=error)
 
     def collect(self, step: InFlightStep[TowerCall], began: float) -> list[TowerResult]:
-        """Wait for a call that the device came to at `began`: the pictures that are done with it.
+        """Wait for a call that the device began at `began`, and return the pictures it finished.
 
         Raises `device_lost`.
         """
@@ -207,7 +207,7 @@ class VisionScheduler:
 
 
 def _failure(error: HearthError | MemoryError) -> HearthError:
-    """What pictures failed by; raises `device_lost` again."""
+    """Turn an exception into the error of a picture; raises `device_lost` again."""
     if isinstance(error, MemoryError):
         return HearthError("out_of_memory", "no memory for a picture: send a smaller one")
     if error.code == "device_lost":
