@@ -100,7 +100,7 @@ def _check_images(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
 
 
 def _check_positions(config: LLMEngineRunnerConfig, row: RowRequest, needed: int) -> None:
-    """Refuse rows whose positions exceed the engine's: videos may count faster than their tokens."""
+    """Refuse a row with positions beyond the engine's; videos may count faster than tokens."""
     if not (row.images and config.use_context_dependent_rope):
         return
     spans = [span for image in row.images for span in image.spans]

@@ -145,9 +145,9 @@ class DeploymentConfig(NamedTuple):
     """Engines that run: the base, its speculation method, and the draft if that needs one.
 
     Both engines have the smaller of their batches and capacities. The base's
-    `max_verify_tree_size` is the size of the trees that are in use. `chosen` is the reason for a batch
-    and capacity smaller than exported that no option asked for. On a GPU the `tower` runs in
-    the same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
+    `max_verify_tree_size` is the size of the trees that are in use. `chosen` is the reason for a
+    smaller batch and capacity than exported without an option. On a GPU the `tower` runs in the
+    same process, on the CPU in the encoder's; beside it pictures take `image_memory` bytes.
     `weights` is a file of external weights in place of the folder's own. The prefix cache has
     `prefix` pages in each tier, those on disk in `prefix_folder`.
     `adapters` are bytes of each adapter that is loaded from the beginning. `shapes` are those of

@@ -38,10 +38,10 @@ HEAD_BYTES = _DIGESTED + 32
 
 
 class PageFileHeader(NamedTuple):
-    """What a file says of its page.
+    """Header of the file of a page.
 
-    `engine` and `root` are names of what has computed it, `parent` of the page before; `digest` is
-    the SHA-256 of the page's `size` bytes.
+    `engine` and `root` name the engine and adapter that computed it, `parent` the page before;
+    `digest` is the SHA-256 of the page's `size` bytes.
     """
 
     engine: bytes
@@ -59,7 +59,7 @@ class PageFileHeader(NamedTuple):
 
 
 def encode_head(head: PageFileHeader) -> bytes:
-    """The first `HEAD_BYTES` of a file; the last of them are a digest of those before."""
+    """Encode the first `HEAD_BYTES` of a file, which end with a digest of those before."""
     fields = _FIELDS.pack(
         _MAGIC,
         VERSION,
@@ -76,7 +76,7 @@ def encode_head(head: PageFileHeader) -> bytes:
 
 
 def decode_head(data: bytes, name: str) -> PageFileHeader:
-    """Raises `spill_invalid`, naming the file, for what is no whole head of this version."""
+    """Decode a header; raises `spill_invalid`, naming the file, unless it is whole and current."""
     magic, version = struct.unpack_from("<8sI", data.ljust(12, b"\0"))
     if magic != _MAGIC:
         raise spill_invalid(name, "is no page of the prefix cache")
@@ -136,7 +136,7 @@ _OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_private(folder: Path) -> None:
-    """Have a folder that nobody else can write to.
+    """Make a folder that no other user can write to.
 
     Raises `invalid_value` with the field `prefix_folder`.
     """
@@ -153,7 +153,7 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path) -> FileIO:
-    """A regular file of this user's that nobody else could have written; raises OSError."""
+    """Open a regular file that no other user could have written; raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     facts = os.fstat(number)
     if (
@@ -171,11 +171,11 @@ def _unusable(folder: Path, what: str) -> HearthError:
 
 
 MOST_WAITING = 16
-"""Pages that wait to be written; who would bring another one is refused, or waits."""
+"""Number of pages that may wait to be written; a further `write` waits or is refused."""
 _MOST_FAILURES = 16
 _PARTIAL = ".partial"
 _SETTLED_S = 60.0
-"""A file that is half written and older than this was left by a process that is gone."""
+"""Age in seconds at which a partial file counts as left by a process that is gone."""
 
 
 class _Waiting(NamedTuple):
@@ -185,11 +185,11 @@ class _Waiting(NamedTuple):
 
 
 class DiskCache:
-    """Writes pages behind the caller's back, reads them while it waits, and checks what it reads.
+    """Write pages in a thread, read them while the caller waits, and check what is read.
 
     Each engine has a folder of its own in `folder`; what lies in those of others gives way first.
-    Folders and files are the user's alone. A page has `page_bytes`, and there is room for `pages`
-    of them in `most_bytes`; who counts them is the index. Several processes may share a folder: a
+    Folders and files are the user's alone. A page has `page_bytes`, and `most_bytes`
+    hold `pages` of them; the index counts them. Several processes may share a folder: a
     page that another one has removed is missing, no more.
 
     Raises `invalid_value` with the field `prefix_folder` for a folder that cannot be had, or that
@@ -216,9 +216,9 @@ class DiskCache:
         self._thread = threading.Thread(target=self._write_all, name="disk_cache", daemon=True)
 
     def found(self) -> list[Stored]:
-        """The pages that lie here from before, by their heads alone; whatever else is removed.
+        """Return the pages stored before, by their headers alone; other files are removed.
 
-        It is asked once, before anything is written. What could not be used is a failure.
+        Call it once, before anything is written. Files that cannot be used become failures.
         """
         stored = []
         for path in self._folder.iterdir():
@@ -243,10 +243,10 @@ class DiskCache:
     def write(
         self, page: Page, data: bytes, within_s: float = 0.0, *, draft: bool | None = None
     ) -> bool:
-        """Have a page written, whose bytes nobody changes any more; False where too many wait.
+        """Queue a page for writing, whose bytes must not change; False where too many wait.
 
-        Then nothing is done, once it has waited so long for others to be written. `draft` says
-        whether a draft's state is among the bytes, by default what the page says now.
+        `within_s` is the time to wait for others to be written. `draft` is True if a draft's state
+        is among the bytes, by default as `page.draft` is now.
         """
         draft = page.draft if draft is None else draft
         root = root_of(page).name
@@ -263,7 +263,7 @@ class DiskCache:
         return True
 
     def read(self, page: Page) -> bytes:
-        """The bytes of a page that was written, or found; its file counts as used now.
+        """Return the bytes of a page that was written, or found; its file counts as used now.
 
         Raises `spill_invalid` naming a file that is missing, damaged, of another version or of
         another page or engine: it is removed, and the page has to be dropped.
@@ -289,7 +289,7 @@ class DiskCache:
         return data
 
     def erase(self, name: bytes) -> None:
-        """Take a page away, whether it is written already or not."""
+        """Remove a page, written already or not."""
         with self._turn:
             self._waiting.pop(name, None)
             self._written.discard(name)
@@ -297,20 +297,20 @@ class DiskCache:
             self._turn.notify_all()
 
     def take_lost(self) -> list[Page]:
-        """The pages that could not be written, since this was asked the last time."""
+        """Take the pages that could not be written since the last call."""
         with self._turn:
             lost, self._lost = self._lost, []
         return lost
 
     def take_failures(self) -> list[HearthError]:
-        """What there is to say of files since this was asked the last time, the newest of it."""
+        """Take the newest errors about files since the last call."""
         with self._turn:
             failures = list(self._failures)
             self._failures.clear()
         return failures
 
     def close(self, within_s: float) -> None:
-        """Let what waits be written, for so long at the most."""
+        """Write the waiting pages, within `within_s` seconds at the most."""
         with self._turn:
             self._turn.wait_for(lambda: not self._waiting, within_s)
             self._closing = True

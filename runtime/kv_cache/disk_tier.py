@@ -24,7 +24,7 @@ class _Leaving:
 
 
 class DiskTier:
-    """Writes pages once the device has copied them, and reads files; it never waits for a copy."""
+    """Write pages once the device has copied them, and read files; never wait for a copy."""
 
     def __init__(self, pool: PagePool, disk_cache: DiskCache) -> None:
         self._pool = pool
@@ -34,7 +34,7 @@ class DiskTier:
         self._lost: list[Page] = []
 
     def write(self, page: Page, source: Place, within_s: float = 0.0) -> None:
-        """Have a page written that lies at `source` now; where others wait too long it is lost."""
+        """Queue the page at `source` for writing; lost where others wait longer than `within_s`."""
         self.turn(within_s)
         if not self._free:
             self._lost.append(page)
@@ -46,7 +46,7 @@ class DiskTier:
         self.turn(within_s)
 
     def turn(self, within_s: float = 0.0) -> None:
-        """Hand over what the device has copied meanwhile."""
+        """Hand pages over that the device has copied meanwhile."""
         while self._leaving and self._leaving[0].span.seconds is not None:
             one = self._leaving.popleft()
             if one.page is not None:
@@ -56,26 +56,26 @@ class DiskTier:
             self._free.append(one.number)
 
     def read(self, page: Page) -> bytes | None:
-        """The bytes of a page, None while it is on its way there; raises `spill_invalid`."""
+        """Return the bytes of a page, None while it is on its way there; raises `spill_invalid`."""
         self.turn()
         if any(leaving.page is page for leaving in self._leaving):
             return None
         return self.disk_cache.read(page)
 
     def erase(self, name: bytes) -> None:
-        """Take a page away from the disk, or from the way there."""
+        """Remove a page from the disk, or from the way there."""
         for leaving in self._leaving:
             if leaving.page is not None and leaving.page.name == name:
                 leaving.page = None
         self.disk_cache.erase(name)
 
     def take_lost(self) -> list[Page]:
-        """The pages that were not written, since this was asked the last time."""
+        """Take the pages that were not written since the last call."""
         lost, self._lost = self._lost, []
         return lost + self.disk_cache.take_lost()
 
     def close(self, changes: Sequence[Change]) -> None:
-        """Write what these ask for, as far as there is time, and end."""
+        """Apply `changes`, as far as time allows, and end."""
         until = time.monotonic() + _CLOSING_S
         with ExitStack() as closing:
             closing.callback(lambda: self.disk_cache.close(_left(until)))
@@ -88,7 +88,7 @@ class DiskTier:
             self._wait(until, 0)
 
     def _wait(self, until: float, most: int) -> None:
-        """Wait until no more than so many pages are being copied."""
+        """Wait until no more than `most` pages are being copied."""
         self.turn(_left(until))
         while len(self._leaving) > most and _left(until):
             time.sleep(_TURN_S)

@@ -144,8 +144,8 @@ def check_alignment(capacity: int, slot_bytes: int) -> None:
 class RotaryRows:
     """The rotary tables of each row, by its place, for an engine with tables of every row.
 
-    What a slot holds follows from where the row's token stands: in text at its slot. So a table is
-    filled anew where another row takes its place, and nothing of it moves.
+    The numbers of a slot follow from the position of the row's token, in text its slot. So a table
+    is filled anew where another row takes its place, and nothing of it moves.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class RotaryRows:
         return self._tables.cos, self._tables.sin
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let each row find its tables at its new place."""
+        """Move the tables of each row to its new place."""
         self._rows = reorder.settle(self._rows, _positions)
         self._fill()
 
@@ -186,7 +186,7 @@ class RotaryRows:
         self._fill()
 
     def positions(self, row: int, length: int) -> RowPositions:
-        """Where the first `length` tokens of a row stand, and text behind them."""
+        """Positions of the first `length` tokens of a row, and of text behind them."""
         prompt, delta = self._rows[row]
         if length >= prompt.shape[1]:
             return RowPositions(prompt, delta)
@@ -194,7 +194,7 @@ class RotaryRows:
         return RowPositions(kept, int(kept.max(initial=-1)) + 1 - length)
 
     def place(self, row: int, positions: RowPositions) -> None:
-        """Let the tokens of a row stand elsewhere from now on."""
+        """Give the tokens of a row other positions from now on."""
         self._rows[row] = positions
         self._fill()
 
@@ -212,7 +212,7 @@ def _positions(assignment: SlotAssignment) -> RowPositions:
 
 
 class RowPrefix(NamedTuple):
-    """What one row has in all caches after its first `length` tokens, and where they stand."""
+    """State of one row in all caches after its first `length` tokens, with their positions."""
 
     length: int
     attention: list[NDArray[Any]]
@@ -261,10 +261,10 @@ class HybridCacheManager:
             self.kv.reserve(slots, self.row_lengths)
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let rows move with what they have here, which is `row_lengths`.
+        """Move the slots and lengths of rows, and zero dirty slots.
 
-        New ones have `filled` slots, which others fill. Dirty slots are zeroed.
-        There is room for the longest row; when it was one that left, the bucket may shrink.
+        New rows have `filled` slots, which the prefix cache fills. The bucket holds the longest
+        row, and may shrink when that left.
         """
         lengths = reorder.settle(self.row_lengths, lambda assignment: assignment.filled)
         self.kv.move(
@@ -287,7 +287,7 @@ class HybridCacheManager:
         self._ops.set_lengths(self.lengths, self.row_lengths)
 
     def count(self, added: Sequence[int], first: int = 0) -> None:
-        """The same on the host alone, where the device knows, or is told with each step."""
+        """Count `added` tokens on the host alone, where the device's lengths are set otherwise."""
         for row, tokens in enumerate(added, first):
             self.row_lengths[row] += tokens
 
@@ -309,15 +309,15 @@ class HybridCacheManager:
         self.kv.zero(row, 0, self.kv.bucket)
 
     def zero_behind(self, row: int) -> None:
-        """Zero what lies behind the filled slots of a row."""
+        """Zero the slots behind the filled ones of a row."""
         self.kv.zero(row, self.row_lengths[row], self.kv.bucket)
 
     def finite(self, row: int) -> bool:
-        """Whether all slots of a row hold finite numbers; waits for the device."""
+        """Return True if all slots of a row hold finite numbers; waits for the device."""
         return all(np.isfinite(one).all() for one in self.kv.capture(row, self.kv.bucket))
 
     def capture(self, row: int, length: int) -> RowPrefix:
-        """Copy what row `row` has after its first `length` tokens."""
+        """Copy the state of row `row` after its first `length` tokens."""
         positions = PLAIN if self.rotary is None else self.rotary.positions(row, length)
         return RowPrefix(length, self.kv.capture(row, length), positions)
 

@@ -1,4 +1,4 @@
-"""Which pages the prefix cache has, and where; pure: it decides, and others copy."""
+"""Index of the pages of the prefix cache and their tiers; pure: it decides, others copy."""
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
@@ -71,7 +71,7 @@ def path_to(page: Page) -> list[Page]:
 
 
 def root_of(page: Page) -> Page:
-    """The root of the tree in which a page stands, or stood."""
+    """The root of the tree to which a page belongs, or belonged."""
     while page.parent is not None:
         page = page.parent
     return page
@@ -90,7 +90,7 @@ def _tokens(page: Page) -> bytes:
 
 
 PINS_FULL = ("cache_full", "prefix_cache_bytes")
-"""Code and field of the error where all clients together keep as much as they may."""
+"""Code and field of the error raised when all clients together keep as much as they may."""
 
 
 class Pins:
@@ -111,11 +111,11 @@ class Pins:
         return name in self._clients
 
     def __len__(self) -> int:
-        """How many pages are kept, by whomever."""
+        """Number of pages that any client keeps."""
         return len(self._clients)
 
     def pin(self, client: int, names: Sequence[bytes]) -> list[bytes]:
-        """Keep these for the client; those of them that nobody kept before, in their order.
+        """Keep these for the client, and return those that no client kept before, in their order.
 
         Raises `cache_full` with the field `cache` where that is more than it may keep, and
         `PINS_FULL` where it is more than all may.
@@ -154,14 +154,14 @@ class Pins:
 
 
 MOST_WRITES = 8
-"""How many pages are written to disk at the most so that one may leave memory."""
+"""Most pages that are written to disk so that one may leave memory."""
 
 
 class PageIndex:
     """Pages by content, as trees: a path from a root is the beginning of a prompt.
 
-    Whoever comes for a page comes for all before it, and they count as used behind it. So what was
-    not used for the longest time is a leaf, and the page before a page is never further away: in
+    A lookup of a page uses all before it, and they count as used after it. So the least recently
+    used page is a leaf, and the page before a page is never further away: in
     device memory if that is, in memory if that is, and on disk if that is. Memory tiers have a page
     once; the disk has a copy. What is pinned or held stays where it is.
     """
@@ -183,13 +183,13 @@ class PageIndex:
         }
         self._pins = Pins(capacity.device)
         self.evicted = 0
-        """Pages that are in no tier any more for lack of room."""
+        """Number of pages that left all tiers for lack of room."""
 
     def __len__(self) -> int:
         return len(self._pages)
 
     def held_in(self, tier: Tier) -> int:
-        """How many pages lie in a tier; those on disk may lie in memory as well."""
+        """Number of pages in a tier; those on disk may lie in memory as well."""
         if tier == "disk":
             return self._on_disk
         capacity = self._capacity.device if tier == "device" else self._capacity.host
@@ -197,7 +197,7 @@ class PageIndex:
 
     @property
     def pinned(self) -> int:
-        """How many pages clients keep, those among them that are not there yet."""
+        """Number of pages that clients keep, including those not inserted yet."""
         return len(self._pins)
 
     def match(self, tokens: TokenIdentities, most: int) -> Match:
@@ -224,14 +224,14 @@ class PageIndex:
                 self._idle[tier].pop(page, None)
 
     def release(self, pages: Iterable[Page]) -> None:
-        """Let go of what was held; the pages count as used now, and may be gone."""
+        """Release held pages, which count as used now, and may be gone."""
         for page in reversed(list(pages)):
             page.holds -= 1
             if not page.holds:
                 self._line_up(page)
 
     def insert(self, tokens: TokenIdentities, count: int, draft: int = 0) -> list[Change]:
-        """Have the pages of a row's first `count` tokens in device memory, as far as there is room.
+        """Insert the pages of a row's first `count` tokens in device memory, as far as they fit.
 
         The row's slots hold them all, and the draft's state for the first `draft`. A last page that
         is not full is kept as it is, until one that goes on from it takes its place. What lies
@@ -263,20 +263,20 @@ class PageIndex:
                 self.hold([self._pages[name]])
 
     def unpin(self, client: int) -> None:
-        """Keep nothing for this client any more."""
+        """Release all pages that this client keeps."""
         for name in self._pins.unpin(client):
             if name in self._pages:
                 self.release([self._pages[name]])
 
     def drop(self, page: Page) -> list[Change]:
-        """Forget a page that could not be saved or read, and all behind it, whoever holds them."""
+        """Forget a page that could not be saved or read, and all behind it, held or not."""
         changes: list[Change] = []
         if self._pages.get(page.name) is page:
             self._forget(page, changes)
         return changes
 
     def not_written(self, page: Page) -> list[Erase]:
-        """A page could not be written to disk: neither it nor what is behind it lies there."""
+        """Take a page that could not be written, and all behind it, off the disk."""
         changes: list[Change] = []
         for one in [page, *all_behind(page)][::-1]:
             if one.on_disk:
@@ -284,9 +284,9 @@ class PageIndex:
         return [change for change in changes if isinstance(change, Erase)]
 
     def adopt(self, found: Sequence[Stored]) -> list[Change]:
-        """Take over the pages that lie on disk from before; erase those that lead nowhere.
+        """Take over the pages found on disk; erase orphans and those beyond the capacity.
 
-        That is those whose parent is not there, and beyond the room those not used the longest.
+        Orphans have no parent on disk; beyond the capacity the least recently used go.
         """
         by_parent: dict[bytes, list[Stored]] = {}
         for stored in found:
@@ -316,9 +316,9 @@ class PageIndex:
         return changes
 
     def unwritten(self) -> list[Change]:
-        """Write what memory has and the disk has not, as much as it has room for.
+        """Write pages of memory that the disk has not, as many as fit.
 
-        Pages that were used last come first in that. For the end of a process.
+        The most recently used come first. For the end of a process.
         """
         changes: list[Change] = []
         for page in reversed(self._by_use()[: self._capacity.disk]):
@@ -326,7 +326,7 @@ class PageIndex:
         return changes
 
     def _by_use(self) -> list[Page]:
-        """What lies in memory, used last first, and each behind its parent."""
+        """Pages in memory, the most recently used first, and each behind its parent."""
         held = [page for page in self._pages.values() if page.place and page.holds]
         idle = [*reversed(self._idle["device"]), *reversed(self._idle["host"])]
         return sorted(held, key=lambda page: len(path_to(page))) + idle
@@ -339,7 +339,7 @@ class PageIndex:
     def _have(
         self, parent: Page, own: bytes, first: int, draft: int, changes: list[Change]
     ) -> Page | None:
-        """The child with these tokens, in device memory; None where there is no room."""
+        """Return the child with these tokens, in device memory; None where it does not fit."""
         has_draft = draft >= first + len(own) // TOKEN_BYTES
         page = longer_child(parent, own)
         if page is not None:

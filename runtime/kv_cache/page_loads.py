@@ -1,4 +1,4 @@
-"""What of the pages that are known is loaded, and what that took."""
+"""Decision which known pages are loaded, and the measured costs behind it."""
 
 import time
 from collections import deque
@@ -12,11 +12,11 @@ _KEPT = 8
 _LEAST_KEPT = 64
 _EVERY = 16
 _TRIALS = 3
-"""A single time may be that of a stall."""
+"""Measurements before a pace counts: a single time may be that of a stall."""
 
 
 class _Pace:
-    """What something takes, by the times that were measured.
+    """Estimate of seconds for a number of tokens, from measured times.
 
     A stall makes a time longer and nothing makes it shorter, so the least of the last ones counts,
     a token and in all.
@@ -31,19 +31,19 @@ class _Pace:
         self._in_all.append(seconds)
 
     def seconds(self, tokens: int) -> float:
-        """What so many tokens take: nothing as long as it is not known, so that it is tried."""
+        """Estimate the seconds of `tokens`; 0 before enough was measured, so that it is tried."""
         if len(self._in_all) < _TRIALS:
             return 0.0
         return max(tokens * min(self._a_token), min(self._in_all))
 
 
 class LoadCostModel:
-    """Compares what was measured of loading, tier by tier, with what was measured of computing.
+    """Compare the measured costs of loading, tier by tier, with those of computing.
 
-    Computing is taken at its best: a token at what it took in the chunk that took the least for
-    each, which is a wide one. Those of each width are kept apart, as there may be none but narrow
-    ones for long where much is loaded. Of what is refused one prefix in `_EVERY` is loaded all the
-    same, else it would never be known that loading has become faster.
+    Computing is taken at its best: a token costs what it took in the fastest chunk, which is a
+    wide one. Chunks of each width are kept apart, as only narrow ones may run for long where much
+    is loaded. One refused prefix in `_EVERY` is loaded all the same, else loading that has become
+    faster would never be noticed.
     """
 
     def __init__(self) -> None:
@@ -52,16 +52,16 @@ class LoadCostModel:
         self._refused = 0
 
     def record_computed(self, tokens: int, seconds: float) -> None:
-        """Take note of a prefill step that computed so many tokens, those of padding included."""
+        """Record the `seconds` of a prefill step of `tokens`, padding included."""
         kept = self._computed.setdefault(tokens.bit_length(), deque(maxlen=_KEPT))
         kept.append(seconds / tokens)
 
     def record_loaded(self, tier: Tier, tokens: int, seconds: float) -> None:
-        """Take note of so many tokens that were loaded from one tier."""
+        """Record the `seconds` of loading `tokens` from one tier."""
         self._loaded[tier].record(tokens, seconds)
 
     def tokens(self, match: Match) -> int:
-        """Of how many tokens of a match, from the first on, loading saves time."""
+        """Number of tokens of a match, from the first on, whose loading saves time."""
         if not self._computed:
             return match.tokens
         a_token = min(map(min, self._computed.values()))
@@ -80,7 +80,7 @@ class LoadCostModel:
 
 
 def _by_tier(match: Match) -> list[tuple[Tier, int]]:
-    """How many tokens of a match lie in each tier, the nearest first, as its pages do."""
+    """Count the tokens of a match in each tier, in the order of its pages."""
     counts: dict[Tier, int] = {}
     for number, page in enumerate(match.pages):
         if page.tier is not None:
@@ -90,9 +90,9 @@ def _by_tier(match: Match) -> list[tuple[Tier, int]]:
 
 
 class PageLoads:
-    """Loads pages where that takes less than computing them, from memory or from files.
+    """Load pages where that takes less than computing them, from memory or from files.
 
-    Files are read where it is decided, and checked, so what is taken is there when rows have their
+    Files are read and checked at the decision, so that pages are there when rows have their
     places: `most_read` pages at a time at the most.
     """
 
@@ -100,7 +100,7 @@ class PageLoads:
         self, pool: PagePool, disk: DiskTier | None, cost_model: LoadCostModel, most_read: int
     ) -> None:
         self.skipped = 0
-        """Tokens that were there and are computed all the same, as loading takes longer."""
+        """Number of cached tokens that are computed all the same, as loading takes longer."""
         self._pool, self._disk, self._cost_model = pool, disk, cost_model
         self._most_read = most_read
         self._data: dict[Page, bytes] = {}
@@ -109,7 +109,7 @@ class PageLoads:
         self._under_way = deque[tuple[Loaded, float]]()
 
     def take(self, match: Match) -> Match:
-        """What of a match to load; that has to be held until it is loaded."""
+        """Return the part of a match to load, whose pages have to be held until it is loaded."""
         self._take_note()
         wanted = match.cut(self._cost_model.tokens(match))
         self.skipped += match.tokens - wanted.tokens
@@ -119,23 +119,23 @@ class PageLoads:
         return wanted
 
     def take_damaged(self) -> list[tuple[Page, HearthError]]:
-        """The pages whose files gave an error since this was asked the last time."""
+        """Take the pages whose files gave an error since the last call."""
         damaged, self._damaged = self._damaged, []
         return damaged
 
     def load(self, match: Match, row: int, filled: int, drafted: int) -> None:
-        """Copy what was taken of a match into the first slots of a row."""
+        """Copy the taken pages of a match into the first slots of a row."""
         read_s = sum(self._read_s.get(page, 0.0) for page in match.pages)
         for loaded in self._pool.load(match.pages, row, filled, drafted, self._data):
             self._under_way.append((loaded, read_s if loaded.tier == "disk" else 0.0))
 
     def done(self) -> None:
-        """All that was taken has been loaded, or will not be."""
+        """Drop the data of taken pages: all are loaded, or will not be."""
         self._data.clear()
         self._read_s.clear()
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A prefill step has computed so many tokens, those of padding included."""
+        """Record a prefill step of `tokens`, padding included."""
         self._cost_model.record_computed(tokens, seconds)
 
     def _read(self, page: Page) -> bool:

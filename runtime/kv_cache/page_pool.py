@@ -25,11 +25,11 @@ from hearth.runtime.reference.ops import PageCopy
 from hearth.runtime.tensors.tensor import Tensor
 
 ARRIVING = 1
-"""Pages of the device's memory through which go those that are read from disk."""
+"""Number of device pages through which pages read from disk are copied."""
 STAGED = 8
-"""Pages of host memory in which wait those that go to disk."""
+"""Number of host pages in which pages wait that go to disk."""
 _RECORD_BYTES = 1280
-"""What is known of a page, wherever it lies: tokens, names and places, in host memory."""
+"""Bytes of host memory for the record of a page: tokens, names and places."""
 _FIELDS = ("prefix_cache_bytes", "prefix_host_bytes", "prefix_disk_bytes")
 
 
@@ -40,21 +40,21 @@ def page_bytes(base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None)
 
 
 def pool_pages(tiers: TierCapacity) -> tuple[int, int]:
-    """How many pages of memory that takes, of the device's and of the host's."""
+    """Number of pages that a pool allocates in device memory and in host memory."""
     if not tiers.device or not tiers.disk:
         return tiers.device, tiers.host
     return tiers.device + ARRIVING, tiers.host + STAGED
 
 
 def record_bytes(tiers: TierCapacity) -> int:
-    """Bytes of host memory for what is known of all pages, beside what these hold."""
+    """Bytes of host memory for the records of all pages, beside their contents."""
     return _RECORD_BYTES * sum(tiers) if tiers.device else 0
 
 
 def prefix_capacity(
     base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, options: RuntimeOptions
 ) -> TierCapacity:
-    """How many pages fit into what a prefix cache may take; no room is no cache.
+    """Number of pages that fit into each tier by the options; 0 bytes is no cache.
 
     Raises `invalid_value` or `unsupported_option` naming the option that cannot be met.
     """
@@ -81,7 +81,7 @@ def prefix_capacity(
 
 
 class Loaded(NamedTuple):
-    """So many tokens that were loaded from a tier, and what that takes."""
+    """Number of tokens loaded from a tier, and the span of the copy on the device."""
 
     tier: Tier
     tokens: int
@@ -128,11 +128,11 @@ class PagePool:
 
     @property
     def has_draft(self) -> bool:
-        """Whether pages have room for a draft's state."""
+        """True if pages hold a draft's state as well."""
         return len(self._caches) > 1
 
     def save(self, saves: Iterable[Save], row: int) -> None:
-        """Copy what the slots of a row hold into pages of the device's memory."""
+        """Copy slots of a row into pages of device memory."""
         base, draft = list[PageCopy](), list[PageCopy]()
         for page, place, first, whole, drafted in saves:
             if whole:
@@ -240,7 +240,7 @@ def _parts(tensors: Iterable[Tensor], slot: int) -> list[Tensor]:
 
 
 def _tokens(pages: Iterable[tuple[int, Page, int]], filled: int) -> int:
-    """How many of the first `filled` tokens of a row these pages give it."""
+    """Number of the first `filled` tokens of a row that these pages hold."""
     return sum(max(1, min(first + page.length, filled) - first) for first, page, _ in pages)
 
 

@@ -1,4 +1,4 @@
-"""Pages of the prefix cache, where they lie, and what has to be done to have them there."""
+"""Pages of the prefix cache, their places, and the changes that bring them there."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from hearth.runtime.images import EmbeddedImage, ImageSpan
 
 PAGE_TOKENS = 32
 TOKEN_BYTES = 16
-"""What a token's identity takes: its id and zeros, or its place in an image and who that is."""
+"""Bytes of a token's identity: its id and zeros, or its place in an image and a digest."""
 NAME_BYTES = 16
-"""Length of the name of a page, of a root and of what either begins with."""
+"""Bytes of the name of a page or of a root."""
 
 
 class TokenIdentities:
-    """The identities of a row's tokens, behind the name of what computes them.
+    """The identities of a row's tokens, behind the name of the engine that computes them.
 
     Keys and values of a token follow from its identity, from those of all before it, and from
     `root` (`root_name`). A token of an image is known by the image's key, its span and its place in
@@ -71,7 +71,7 @@ def page_name(parent: bytes, tokens: bytes) -> bytes:
 
 
 def shared_tokens(one: bytes, other: bytes) -> int:
-    """How many tokens two pieces of identities have in common from their beginning."""
+    """Number of tokens that two pieces of identities share from their beginning."""
     if other.startswith(one):
         return len(one) // TOKEN_BYTES
     most = min(len(one), len(other))
@@ -96,7 +96,7 @@ MemoryTier = Literal["device", "host"]
 
 
 class TierCapacity(NamedTuple):
-    """How many pages each tier has room for."""
+    """Number of pages that each tier can hold."""
 
     device: int
     host: int = 0
@@ -116,7 +116,7 @@ class Page:
 
     `tokens` are their identities. The root of a tree has none, and lies nowhere. Of what lies in
     memory, `draft` says whether the draft's state is there; of a page that lies on disk alone,
-    whether it is there. `holds` counts who needs it where it is.
+    whether it is there. `holds` counts the holders that need it where it is.
     """
 
     name: bytes
@@ -131,7 +131,7 @@ class Page:
 
     @property
     def length(self) -> int:
-        """How many tokens it holds."""
+        """Number of tokens of the page."""
         return len(self.tokens) // TOKEN_BYTES
 
     @property
@@ -154,13 +154,13 @@ class Match(NamedTuple):
     draft: int = 0
 
     def cut(self, tokens: int) -> "Match":
-        """What of it lies within the first `tokens` tokens."""
+        """Return the part of the match within the first `tokens` tokens."""
         tokens = min(tokens, self.tokens)
         return Match(self.pages[: -(-tokens // PAGE_TOKENS)], tokens, min(tokens, self.draft))
 
 
 class Stored(NamedTuple):
-    """A page that was found on disk: what it follows, and when it was used or written."""
+    """Page found on disk, the page before it, and the time of its last use."""
 
     root: bytes
     parent: bytes
@@ -198,12 +198,14 @@ class Write(NamedTuple):
 
 
 class Erase(NamedTuple):
-    """Take the page away from the disk."""
+    """Remove the page from the disk."""
 
     name: bytes
 
 
 Change = Save | Move | Write | Erase
-"""What a change of the index asks for. They are done in the order in which they are given, and what
-reads a place does so before the next change writes to it.
+"""Copy, write or removal that a change of the index requires.
+
+They are done in the order in which they are given, and a place is read before the next change
+writes to it.
 """

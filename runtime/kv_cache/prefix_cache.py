@@ -29,13 +29,13 @@ from hearth.runtime.request import RowRequest
 
 
 class PrefixMetrics(msgspec.Struct):
-    """What a prefix cache has done since the start, and what it holds now.
+    """Counters of a prefix cache since the start, and the bytes that it holds now.
 
     `rows` were looked up, `hits` of them found something; `queried` are their tokens, `reused`
-    those of them that were not computed again. `skipped` tokens were there, but to load them would
-    have taken longer. `evicted` pages are in no tier any more, and `damaged` ones were given up as
-    what the disk gave was not them. `bytes` are by tier (`device`, `host`, `disk`), `pinned` those
-    of them that clients keep.
+    those of them that were not computed again. `skipped` tokens were cached, but loading them
+    would have taken longer. `evicted` pages are in no tier any more, and `damaged` ones were
+    dropped, as their files were not whole. `bytes` are by tier (`device`, `host`, `disk`),
+    `pinned` those of them that clients keep.
     """
 
     rows: int = 0
@@ -50,11 +50,11 @@ class PrefixMetrics(msgspec.Struct):
 
 
 INT4_EXACT = "avx512_vnni"
-"""By ONNX Runtime's products with it a row alone has the bits that it has among others."""
+"""CPU feature with which ONNX Runtime's int4 products give a row the same bits in any batch."""
 
 
 def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
-    """What tells engines apart whose keys and values differ: their files, and what runs them."""
+    """Digest that differs for engines whose keys and values differ: by files and backend."""
     found = hashlib.blake2b(digest_size=16)
     for one in engines:
         runs = (one.backend, one.device, one.dialect, one.operators, one.kv_cache_dtype)
@@ -64,7 +64,7 @@ def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
 
 
 def is_exact(config: LLMEngineRunnerConfig, instructions: Collection[str]) -> bool:
-    """Tell whether a token has the same numbers, bit for bit, in whatever step it is computed.
+    """Return True if a token has the same numbers, bit for bit, in any step that computes it.
 
     Then replies with a prefix cache are those without. Kernels of our own are made for that. On the
     CPU products of int8 weights, be it of the head alone, round a single row differently, and so do
@@ -80,14 +80,14 @@ def is_exact(config: LLMEngineRunnerConfig, instructions: Collection[str]) -> bo
 
 
 class PrefixCache:
-    """What prompts and replies before have left, for rows that begin alike.
+    """Cache of the keys and values of earlier prompts and replies, by their prefixes.
 
-    A row is looked up before it is seated, its slots are filled when it has its place, and what it
-    computes is saved behind its chunks and where it leaves. `engine` is the digest of what computes
-    it, `digest_of` that of an adapter by its name. `drafted` counts the entries that the draft's
-    cache holds of a row, from its first token on and without a gap. An `exact` engine gives the
-    same bits in whatever step a token is computed, but for trees with branches: what those leave is
-    not kept then.
+    A row is looked up before it has a place, its slots are filled once it has one, and its tokens
+    are saved after its chunks and when it leaves. `engine` is the digest of the engines (see
+    `engine_digest`), `digest_of` gives that of an adapter by its name. `drafted` counts the entries
+    that the draft's cache holds of a row, from its first token on and without a gap. An `exact`
+    engine gives the same bits in any step that computes a token, but for trees with branches,
+    whose tokens are then not kept.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PrefixCache:
         self._failures: list[HearthError] = []
         self._metrics = PrefixMetrics()
         self._tokens: dict[DecodingRow, TokenIdentities] = {}
-        # Of rows that have left their places while their last token is being picked.
+        # Of rows that have left their places while their last token is being sampled.
         self._ending: dict[DecodingRow, TokenIdentities] = {}
         self._found: dict[DecodingRow, Match] = {}
         # In the order of the chunks that fill them. Until a chunk's logits have been read its pages
@@ -121,7 +121,7 @@ class PrefixCache:
 
     @property
     def metrics(self) -> PrefixMetrics:
-        """What it has done, and what it holds now."""
+        """Counters since the start, and the bytes held now."""
         found, size = self._metrics, self._pool.page_bytes
         found.bytes = {tier: self._index.held_in(tier) * size for tier in get_args(Tier)}
         found.skipped = self._loads.skipped
@@ -237,14 +237,14 @@ class PrefixCache:
                 self._save(tokens, row, place, count)
 
     def _invalidate(self, rows: Iterable[DecodingRow]) -> None:
-        """Forget what rows that failed began with: it may be at fault."""
+        """Forget the prefixes of rows that failed: they may be at fault."""
         for row in rows:
             tokens = self._tokens.pop(row, None) or self._ending.pop(row, None)
             if tokens is not None and row.reused:
                 self._drop(self._index.match(tokens, row.reused).pages[:1])
 
     def abort(self) -> None:
-        """All rows are lost: forget what was found for them, and what nobody has read."""
+        """Forget the matches of all rows, which are lost, and pages not known to be finite."""
         self._tokens.clear()
         self._ending.clear()
         while self._found:
@@ -255,16 +255,16 @@ class PrefixCache:
                 self._drop(pages)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A prefill step has computed so many tokens, those of padding included."""
+        """Record a prefill step of `tokens`, padding included."""
         self._loads.computed(tokens, seconds)
 
     def take_failures(self) -> list[HearthError]:
-        """What there is to say of files since this was asked the last time."""
+        """Take the errors about files since the last call."""
         failures, self._failures = self._failures, []
         return failures if self._disk is None else failures + self._disk.disk_cache.take_failures()
 
     def close(self) -> None:
-        """Write to disk what was used last, as far as there is time, and end."""
+        """Write the most recently used pages to disk, as far as time allows, and end."""
         self.abort()
         if self._disk is not None:
             self._disk.close(self._index.unwritten())
@@ -274,11 +274,11 @@ class PrefixCache:
         self._index.pin(row.client, self._identities(row), row.prompt_length)
 
     def unpin(self, client: int) -> None:
-        """Keep nothing for this client any more."""
+        """Release all pages that this client keeps."""
         self._index.unpin(client)
 
     def _match(self, tokens: TokenIdentities, most: int) -> Match:
-        """What is known of a row and has been read."""
+        """Longest cached prefix of a row whose numbers are known to be finite."""
         match = self._index.match(tokens, most)
         unread = {page for _, rows in self._unread for pages in rows.values() for page in pages}
         sure = next((n for n, page in enumerate(match.pages) if page in unread), len(match.pages))
@@ -291,13 +291,13 @@ class PrefixCache:
     def _save(
         self, tokens: TokenIdentities, row: DecodingRow, place: int, count: int
     ) -> list[Page]:
-        """Save what the index has not of a row's first tokens: these pages."""
+        """Save the pages of a row's first tokens that the index has not, and return them."""
         entries = self._drafted(row) if self._drafted and self._pool.has_draft else 0
         changes = self._index.insert(tokens, count, min(count, entries + 1) if entries else 0)
         try:
             self._apply(changes, place)
         except BaseException:
-            # Which of them were copied nobody knows.
+            # It is unknown which of them were copied.
             self._drop(change.page for change in changes if not isinstance(change, Erase))
             raise
         return [change.page for change in changes if isinstance(change, Save)]
@@ -323,7 +323,7 @@ class PrefixCache:
         self._forget_lost()
 
     def _forget_lost(self) -> None:
-        """Pages that could not be written lie on no disk."""
+        """Take pages that could not be written off the disk."""
         while self._disk is not None and (lost := self._disk.take_lost()):
             for page in lost:
                 for change in self._index.not_written(page):
