@@ -26,7 +26,7 @@ SOURCE_TYPES: dict[str, np.dtype[Any]] = {
 
 
 class TensorSpec(NamedTuple):
-    """Where a tensor lies, its shape, its type in safetensors' spelling and its name there."""
+    """File, shape, type (as safetensors names it) and stored name of a tensor."""
 
     file: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Which fields of a model's config.json may have which values."""
+"""Values that the fields of a model's config.json may have."""
 
 from collections.abc import Collection
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the two dialects of the graph spell differently."""
+"""Operators that the two dialects of the decoder graph write differently."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -50,12 +50,12 @@ class Operators:
         return self.graph.op("Pow", x, self.graph.constant(np.array(2, np.float32)))
 
     def additive(self, visible: ir.Value) -> ir.Value:
-        """What to add to scores: 0 where `visible`, `lowest` elsewhere."""
+        """Additive mask of scores: 0 where `visible`, `lowest` elsewhere."""
         return self.graph.op("Where", visible, self.number(0.0), self.number(self.lowest))
 
     @property
     def lowest(self) -> float:
-        """What hides a score: half the smallest number, so that adding a score cannot overflow."""
+        """Additive mask of a hidden score: half the lowest number, so that no sum overflows."""
         return float(ml_dtypes.finfo(self.numpy_type).min) / 2
 
     def number(self, value: float) -> ir.Value:
@@ -99,7 +99,7 @@ class KeyValue(NamedTuple):
 
 
 class GraphDialect(Operators, ABC):
-    """How one dialect writes normalisation, rotation and attention.
+    """Normalisation, rotation and attention as one dialect writes them.
 
     Activations are [B, S, H], heads [B, heads, S, D] and caches [B, Hkv, C, D]. The G query heads
     that share a K/V head are attended to as rows of one head, so that keys and values are read
@@ -304,7 +304,7 @@ class ClassicDialect(GraphDialect):
         self._parts = graph.op("Concat", *lengths, axis=0)
 
     def own_mask(self, inputs: StepInputs, step: ir.Value) -> ir.Value:
-        """What to add to scores among the step's tokens: [G * S, S], of a tree [B, 1, G * S, S]."""
+        """Additive mask among the step's tokens: [G * S, S], of a tree [B, 1, G * S, S]."""
         graph = self.graph
         if inputs.mask is not None:
             tree = self.additive(inputs.mask)

@@ -43,7 +43,7 @@ from hearth.runtime.export.writer import TensorPieces, write_safetensors
 
 
 class DraftSizes(NamedTuple):
-    """What a draft has that a decoder has not: numbers a token from the base, and its own ids."""
+    """Sizes that only a draft has: numbers a token from the base, and its own vocabulary."""
 
     base_hidden_dim: int
     vocabulary: int

@@ -155,7 +155,7 @@ def write_embedding(
 
 
 class EngineParts(NamedTuple):
-    """What an engine is made of; `build` appends its graph, which an engine of kernels has none of.
+    """Parts of an engine; `build` appends its graph, which an engine of kernels has not.
 
     `beside` are bytes of weights beside those of all products, negative for those elsewhere.
     """

@@ -99,7 +99,7 @@ def gpu_dtype(source: Path, options: ExportOptions) -> TargetType:
 
 
 def model_name(source: Path) -> str:
-    """What a Hugging Face folder is called, in the library's cache by its repository."""
+    """Name of a Hugging Face folder; in the library's cache that of its repository."""
     folder = source.resolve()
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]

@@ -40,7 +40,7 @@ _HEAD = "head"
 
 
 def head_reads_table(model: ModelConfig, config: LLMEngineRunnerConfig) -> bool:
-    """Whether the embedding table gives the logits too, in the type of the graph."""
+    """Return True if the embedding table gives the logits too, in the type of the graph."""
     return model.tied_head and config.head_weights == "none"
 
 
@@ -130,7 +130,7 @@ def _entry(stored: Stored) -> WeightEntry:
 
 
 def facts_of(model: ModelConfig) -> ModelFacts:
-    """What of the model is in the graph itself."""
+    """Facts of the model that are in the graph itself."""
     fields = msgspec.structs.fields(ModelFacts)
     return ModelFacts(**{field.name: getattr(model, field.name) for field in fields})
 

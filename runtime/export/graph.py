@@ -18,7 +18,7 @@ INLINE_BYTES = 4096
 
 
 class Location(NamedTuple):
-    """Where a tensor lies: a file beside the model, and offset and length in bytes."""
+    """Location of a tensor: a file beside the model, and offset and length in bytes."""
 
     file: str
     offset: int
@@ -34,11 +34,11 @@ class Stored(NamedTuple):
 
 
 Weights = Literal["stored", "outside", "bound"]
-"""Where a graph has its model's numbers: in or beside it, beside it alone, or in its inputs."""
+"""Place of a graph's weights: in or beside it, beside it alone, or in its inputs."""
 
 
 class GraphBuilder:
-    """Collects the nodes of one graph; values are named after the scope they were made in.
+    """Collect the nodes of one graph; values are named after the scope they were made in.
 
     `written` are the tensors of the data file. Of weights that are `outside` nothing is in the
     graph itself, and of those that are `bound` not even a reference: they are inputs.

@@ -81,7 +81,7 @@ class ImageFamily(NamedTuple):
         return token
 
     def deepstack_features(self, fields: Fields) -> int:
-        """How many features of an image are added behind the first layers."""
+        """Number of deepstack features of an image, which are added behind the first layers."""
         vision = fields.table("vision_config")
         if vision is None:
             raise HearthError("model_invalid", "config.json lacks vision_config", "vision_config")
@@ -147,7 +147,7 @@ def text_name(name: str) -> str:
 
 
 def is_vision_tensor(name: str) -> bool:
-    """Whether a tensor belongs to the vision tower or what connects it."""
+    """Return True if a tensor belongs to the vision encoder or its connector."""
     return _VISION.match(name) is not None
 
 

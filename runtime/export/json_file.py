@@ -49,7 +49,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _other_than_a_model(path: Path) -> str:
-    """What a path is that is no folder with a config.json; "" for one that is."""
+    """Describe a path that is no folder with a config.json; "" for one that is."""
     try:
         if path.is_file():
             with path.open("rb") as file:

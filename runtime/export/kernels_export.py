@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
 
 PartsOf = Callable[[str, str], Iterable[Part]]
-"""What stands for a tensor in the file, by its name there and in the checkpoint."""
+"""Function to the parts of a tensor in the file, by its name there and in the checkpoint."""
 
 
 def check_limits(config: LLMEngineRunnerConfig) -> None:
@@ -160,7 +160,7 @@ def _matrices(layer: int, prefix: str) -> dict[str, str]:
 def kernel_parts(
     name: str, source: str, checkpoint: Checkpoint, config: LLMEngineRunnerConfig
 ) -> Iterator[Part]:
-    """What stands for one tensor of the checkpoint in the file."""
+    """Yield the parts of the file for one tensor of the checkpoint."""
     dtype, shape = numpy_dtype(config.dtype), checkpoint.shape(source)
     if len(shape) == 1:
         yield Part(name, dtype, shape, [cast(checkpoint.vector(source), dtype, source)])

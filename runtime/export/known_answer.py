@@ -1,4 +1,4 @@
-"""The answer that an engine has to give, computed from the model itself."""
+"""Known answer of an engine, computed from the model itself."""
 
 from typing import NamedTuple
 
@@ -15,24 +15,25 @@ from hearth.runtime.known_answer import FORCING_BIAS, KnownAnswer
 
 LENGTH = 32
 LEAST_TOLERANCE = 1e-3
-"""By how much a lead may be off at least, in standard deviations of the logits: float32's."""
+"""Least error of a lead that is allowed, in standard deviations of the logits: float32's."""
 ROUNDINGS = {"float32": 0, "float16": 10, "bfloat16": 10, "int8": 3, "int4": 3}
-"""By how much it may for each type of weights, in what rounding the products' inputs alone does.
+"""Error of a lead that is allowed for each type of weights, as a multiple of the error from
+rounding the inputs of products alone.
 
-What was measured stands in docs/lab/weights-and-answers.md.
+Measurements are in docs/lab/weights-and-answers.md.
 """
 
 
 class ToleranceProbe(RoundedWeights):
-    """Weights for two sequences, of which the second puts rounded inputs into every product."""
+    """Weights for two sequences, of which the second has rounded inputs in every product."""
 
     def project(self, x: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-        """The products [2, T, out] of x [2, T, in] and of what an engine may make of it."""
+        """Products [2, T, out] of x [2, T, in], of which the second is rounded first."""
         return super().project(np.stack((x[0], self.rounded_inputs(x[1]))), name)
 
 
 class ReferenceLogits(NamedTuple):
-    """Logits [T, V] behind `ids`, and what they are where rounded inputs enter every product."""
+    """Logits [T, V] behind `ids`, exact and with rounded inputs in every product."""
 
     ids: list[int]
     logits: NDArray[np.float32]
@@ -60,7 +61,7 @@ def run_probe(
 
 
 def known_answer(reference: ReferenceLogits, config: LLMEngineRunnerConfig) -> KnownAnswer:
-    """What the engine has to answer; the ids end before one that could not be forced."""
+    """Compute the known answer; its ids end before one that could not be forced."""
     ids, logits, rounded = reference
     best = logits.argmax(axis=1)
     leads = _leads(logits, best)
@@ -92,7 +93,7 @@ def unquantised(config: LLMEngineRunnerConfig) -> LLMEngineRunnerConfig:
 
 
 def measure_drift(model: ModelConfig, whole: RoundedWeights, reference: ReferenceLogits) -> Drift:
-    """How far quantised weights are from the `whole` ones (`unquantised`).
+    """Measure how far the logits of quantised weights are from those of `whole` ones.
 
     Raises `model_invalid` for numbers that are not finite.
     """
@@ -115,7 +116,7 @@ def _check_finite(numbers: NDArray[np.float32], where: str = "") -> None:
 
 
 def _divergence(logits: NDArray[np.float32], other: NDArray[np.float32]) -> float:
-    """Kullback-Leibler's, in nats, of what other logits [V] say from what `logits` [V] do."""
+    """Kullback-Leibler divergence, in nats, of other logits [V] from `logits` [V]."""
     wanted, found = _log_shares(logits), _log_shares(other)
     return float(np.sum(np.exp(wanted) * (wanted - found)))
 
@@ -127,7 +128,7 @@ def _log_shares(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _leads(logits: NDArray[np.float32], best: NDArray[np.intp]) -> NDArray[np.float32]:
-    """By how much these tokens' logits [T, V] exceed all others."""
+    """Leads [T] of the logits of tokens `best` [T] over all others in `logits` [T, V]."""
     places = np.arange(len(best))
     others = logits.copy()
     others[places, best] = -np.inf

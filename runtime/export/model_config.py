@@ -149,7 +149,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rope_per_row(self) -> bool:
-        """Whether each row of a batch has rotary tables of its own."""
+        """True if each row of a batch has rotary tables of its own."""
         return self.rope.type == "mrope"
 
     @property
@@ -284,7 +284,7 @@ def _biases(architecture: TextArchitecture) -> tuple[str, ...]:
 
 
 def _read_window(fields: Fields, architecture: TextArchitecture) -> int | None:
-    """How many tokens a token of some layer sees at most, None for all.
+    """Number of tokens that a token of some layer sees at most, None for all.
 
     Raises `model_unsupported` for layers of other kinds, and where theirs has no width.
     """

@@ -107,7 +107,7 @@ def base_graph(
     config: LLMEngineRunnerConfig,
     table: Location | None = None,
 ) -> Build:
-    """What appends the model; `table` is where an embedding table lies that the head reads.
+    """Return a function that appends the model; the head reads the embedding `table` if given.
 
     External weights begin with it.
     """

@@ -1,4 +1,4 @@
-"""What an export is asked for, checked before anything is read or written."""
+"""Options of an export, checked before anything is read or written."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args, get_origin
@@ -25,9 +25,9 @@ SMALLEST_CAPACITY = 2  # a prompt of one token, and one in answer
 
 
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model becomes an engine folder; lengths in tokens.
+    """Options of an export to an engine folder; lengths in tokens.
 
-    `backend` is what is to run the decoder; "auto" takes TensorRT with a `plan`, Hearth's own
+    `backend` is the one that runs the decoder; "auto" takes TensorRT with a `plan`, Hearth's own
     kernels on CUDA, and ONNX Runtime on the CPU. `quantization` is that of matrix products;
     `head_quantization` of the one that gives the logits, "body" for that of the others; "auto" is
     int8 for int4 of a model below 500 million parameters, where it can be had, else "body".
@@ -64,7 +64,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def engine(self) -> Backend:
-        """What runs the decoder."""
+        """Backend of the decoder."""
         if self.backend != "auto":
             return self.backend
         if self.plan is not None:
@@ -73,7 +73,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def head_weights(self) -> Quantization:
-        """What the product that gives the logits is quantised to, of a large model."""
+        """Quantisation of the product that gives the logits, of a large model."""
         match self.head_quantization:
             case "auto" | "body":
                 return self.quantization
@@ -82,12 +82,12 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies_trees(self) -> bool:
-        """Tell whether a graph takes a mask of token trees."""
+        """True if a graph takes a mask of token trees."""
         return self.draft is not None and self.draft.verify != "chains"
 
     @property
     def on_foreign_gpu(self) -> bool:
-        """Whether a library that takes no int8 runs the decoder."""
+        """True if the decoder runs on a GPU by a library without int8."""
         cuda = self.engine == "onnxruntime" and self.device == "cuda"
         return cuda or self.engine == "tensorrt"
 
@@ -104,7 +104,7 @@ _RANGES = (
     ("max_patches", 0, 1 << 16),
     ("max_lora_rank", 0, MAX_LORA_RANK),
 )
-"""What the settings of a daemon can ask for."""
+"""Least and greatest values of options, those that a daemon's settings can use."""
 
 
 def check_options(options: ExportOptions) -> None:

@@ -1,4 +1,4 @@
-"""How far an export has come, for whoever asked to hear of it."""
+"""Progress of an export."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,7 +8,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class ProgressCounter:
-    """Counts the bytes of one stage and reports them; `done` never exceeds `total`."""
+    """Count the bytes of one stage and report them; `done` never exceeds `total`."""
 
     def __init__(self, progress: Progress | None, stage: str, total: int) -> None:
         self._progress = progress
@@ -24,11 +24,11 @@ class ProgressCounter:
             self._progress(self._stage, self._done, self._total)
 
     def finish(self) -> None:
-        """Count whatever is left."""
+        """Count all bytes that are left."""
         self.add(self._total)
 
     def over(self, pieces: Iterable[Array]) -> Iterator[Array]:
-        """The same pieces, each counted once its taker asks for the next."""
+        """Yield `pieces`, each counted once the next is requested."""
         for piece in pieces:
             yield piece
             self.add(piece.nbytes)

@@ -1,9 +1,9 @@
-"""What a model of the served family computes, from token ids to logits, in NumPy.
+"""Forward pass of a model of the served family, from token ids to logits, in NumPy.
 
 This is the specification, to be read from top to bottom: the graphs of every dialect, and the
 engines that are built of them, compute the same. It knows no cache and no chunk; sequences of one
 length go through the layers at once. T is that length, H the hidden size, D that of a head, and the
-dots are the sequences, which do not hear of each other.
+dots are the sequences, which are independent of each other.
 """
 
 from collections.abc import Sequence

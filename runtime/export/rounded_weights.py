@@ -72,7 +72,7 @@ class RoundedWeights:
         return product.reshape(*x.shape[:-1], rows)
 
     def rounded_inputs(self, x: Array) -> Array:
-        """What a product makes of x [..., in]: with quantised weights a CPU 8 bits a block."""
+        """Round x [..., in] as a product does: of quantised weights on a CPU to 8 bits a block."""
         if self._body == "none" or self._cuda:
             rounded = x.astype(self._dtype).astype(np.float32)
             # A CPU keeps float32 from one operator to the next.

@@ -143,10 +143,10 @@ class Weights:
 
 
 def reads_as_stored(config: LLMEngineRunnerConfig | VisionConfig) -> bool:
-    """Whether integers lie as the checkpoint's rows do, with scales that may be negative.
+    """Return True if integers are stored in the checkpoint's row order, with signed scales.
 
-    So ONNX Runtime's CUDA provider has four bits, in a product of its own, and our kernels; others
-    take positive scales and a DequantizeLinear.
+    ONNX Runtime's CUDA provider takes four bits so, in a product of its own, and so do our kernels;
+    others take positive scales and a DequantizeLinear.
     """
     return config.device == "cuda" and config.backend != "tensorrt"
 
@@ -176,7 +176,7 @@ def quantised_rows(
 
 
 def in_threads(make: Callable[[slice], Made], parts: Iterable[slice]) -> Iterator[Made]:
-    """What `make` gives for each part, in order; about two for each core are held at a time."""
+    """Yield `make` of each part, in order, run in threads; about two for each core are held."""
     cores = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(cores) as pool:
         waiting: deque[Future[Made]] = deque()

@@ -1,4 +1,4 @@
-"""What the header of a picture says, read without decoding anything."""
+"""Headers of picture files, read without decoding any pixels."""
 
 import re
 import struct

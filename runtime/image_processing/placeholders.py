@@ -67,9 +67,9 @@ def expand(
 
 
 def video_parts(layout: ImageLayout, times: Sequence[float]) -> list[dict[str, str]]:
-    """What stands in a message for a video of Idefics3, which knows pictures alone.
+    """Parts of a message, of type `text` and `image`, for a video of Idefics3.
 
-    These are the parts, of type `text` and `image`, that the message has in the video's stead.
+    Its chat template takes pictures alone, so they replace the video.
     """
     duration = timedelta(seconds=int(len(times) / rate_of(times)))
     text = (
@@ -92,7 +92,7 @@ def _places(layout: ImageLayout, config: VisionConfig) -> int:
 def _pieces(
     layout: ImageLayout, config: VisionConfig, encode: Encode, times: Sequence[float]
 ) -> Iterator[_Piece]:
-    """What one placeholder becomes."""
+    """Yield the pieces that replace one placeholder."""
     if config.family == "idefics3":
         yield from _tiles(layout, config, encode)
         return

@@ -1,4 +1,4 @@
-"""Where the tokens of a prompt with images stand in time, height and width.
+"""Positions of the tokens of a prompt with images in time, height and width.
 
 Source: Qwen2-VL, Wang et al. 2024 (multimodal rotary embedding), as transformers 5.23 counts.
 """
@@ -27,7 +27,7 @@ class RowPositions(NamedTuple):
 
 
 PLAIN = RowPositions(np.zeros((_AXES, 0), np.int32), 0)
-"""Those of text: every token stands at its slot."""
+"""Positions of text: those of the slots."""
 
 
 def row_positions(length: int, spans: Sequence[ImageSpan]) -> RowPositions:

@@ -100,7 +100,7 @@ _RED_V, _GREEN_V, _GREEN_U, _BLUE_U = 1673527, -852492, -409993, 2116026
 
 
 def raw_size(picture: Picture) -> int:
-    """How many bytes a raw picture has.
+    """Number of bytes of a raw picture.
 
     Raises `image_invalid` for a row step that its pixels do not fit, for odd sizes of layouts whose
     pixels share colours, and for a side of one pixel of a Bayer sensor, `image_too_large` for too

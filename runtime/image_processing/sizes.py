@@ -1,4 +1,4 @@
-"""What a picture or a video becomes, by the resize rules of each family's processor."""
+"""Layout of a picture or a video, by the resize rules of each family's processor."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from hearth.runtime.images import ImageLayout, Picture
 from hearth.runtime.vision_config import VisionConfig
 
 MOST_ASPECT = 200
-"""How many times longer than wide a picture may be, as the Qwen families have it."""
+"""Greatest ratio of a picture's sides, as the Qwen families have it."""
 _LONGEST = 4096
 """The longest edge in pixels of anything that Idefics3 resizes to."""
 
 
 def layout_of(picture: Picture, config: VisionConfig, most_tokens: int = 0) -> ImageLayout:
-    """What becomes of a picture, with `most_tokens` embeddings at the most (0: no limit).
+    """Compute the layout of a picture, of `most_tokens` embeddings at the most (0: no limit).
 
     A segment never has more patches than the tower takes at once. Raises `image_invalid` for a
     picture that is too long and narrow, `image_too_large` where the limit leaves too little.
@@ -32,7 +32,7 @@ def video_layout(
     config: VisionConfig,
     most_tokens: int = 0,
 ) -> ImageLayout:
-    """What becomes of the frames of a video, taken at `times` in seconds, as `layout_of` has it.
+    """Compute the layout of a video's frames, taken at `times` in seconds, as `layout_of` does.
 
     Raises `image_invalid` as well for frames of different sizes, and for times as `rate_of` does.
     """
@@ -144,7 +144,7 @@ def _shrunk(height: int, width: int, unit: int, scale: float) -> tuple[int, int]
 
 
 def _most_of_one(config: VisionConfig, most_tokens: int, steps: int) -> int:
-    """How many tokens each of `steps` equal parts may have."""
+    """Number of tokens that each of `steps` equal parts may have."""
     largest = config.max_patches // config.merge_size**2
     if not most_tokens:
         return largest

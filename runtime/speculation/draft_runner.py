@@ -40,7 +40,7 @@ class DraftEntries(NamedTuple):
 
 
 class NewestEntries(NamedTuple):
-    """Likewise those of a round, as lists: `token_ids` and `hidden` have S numbers a row."""
+    """Newest entries of a round, as lists: `token_ids` and `hidden` have S numbers a row."""
 
     token_ids: list[list[int]]
     lengths: list[int]

@@ -168,7 +168,7 @@ class EagleProposer:
 
     @property
     def counters(self) -> GraphCounters:
-        """Those of the draft engine."""
+        """Graph counters of the draft engine."""
         return self._draft.executor.counters
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How a draft engine grows what it proposes: a tree, all of it in every step, or a chain.
+"""Growth of proposals by a draft engine: a tree, all of it in every step, or a chain.
 
 Either begins with the logits and hidden states of a step [batch, 1], grows all further levels by
 the step that is prepared, and plants the best nodes of every row; the cache keeps nothing of it.
@@ -27,10 +27,10 @@ from hearth.runtime.tensors.profiles import generation_profile
 
 
 class DraftSteps(NamedTuple):
-    """What the steps of a proposal need: the engine's, and the buffers that they fill.
+    """Configuration, device and buffers of the steps of a proposal.
 
-    `bindings` have zeros for the base's hidden states; their start index is what the draft's cache
-    holds once the newest entries are in it. `base` are the base's caches.
+    `bindings` have zeros for the base's hidden states; their start index is the length of the
+    draft's cache once the newest entries are in it. `base` are the base's caches.
     """
 
     config: LLMEngineRunnerConfig
@@ -142,10 +142,10 @@ class ChainGrowth:
 
 
 def grows_chains(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> bool:
-    """Whether one token follows another; a plan has the whole proposal alone."""
+    """Return True if proposals grow as chains; a plan has only whole proposals."""
     return drafting.drafting_top_k == 1 and not config.static_drafting
 
 
 def choose_growth(steps: DraftSteps) -> TreeGrowth | ChainGrowth:
-    """What grows the proposals of an engine."""
+    """Choose the growth of an engine's proposals."""
     return (ChainGrowth if grows_chains(steps.config, steps.drafting) else TreeGrowth)(steps)

@@ -57,7 +57,7 @@ class NgramIndex:
             self._ends[node] = end
 
     def _continuation(self) -> int | None:
-        """Where the longest suffix that occurred before went on; None when none is known."""
+        """Index behind the earlier occurrence of the longest known suffix; None without one."""
         node, length, start = 0, 0, None
         for token in self._newest():
             child = self._children.get((node, token))
@@ -81,7 +81,7 @@ class _IndexedRow:
         self._count = 0
 
     def propose(self, tokens: int) -> list[int]:
-        """What may follow the tokens that are known by now."""
+        """Propose up to `tokens` tokens behind those known by now."""
         self._index.append(self._row.token_ids[self._count :])
         self._count = len(self._row.token_ids)
         return self._index.propose(tokens)
@@ -112,7 +112,7 @@ class LookupProposer:
         """Nothing to keep."""
 
     def ready(self, rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> bool:
-        """Whether any row has a proposal."""
+        """Return True if any row has a proposal."""
         return any(map(len, self._proposals(rows, speculating)))
 
     def propose(
@@ -140,7 +140,7 @@ class LookupProposer:
         _paths: PendingPaths,
         _width: int,
     ) -> None:
-        """What follows is looked up once it is known."""
+        """Do nothing: a proposal is looked up once its tokens are known."""
 
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int

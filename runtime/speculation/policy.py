@@ -1,4 +1,4 @@
-"""Whether a batch speculates: decided by the tokens a second of both ways, as measured here."""
+"""Policy that lets a batch speculate by the measured tokens a second of both ways."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from hearth.runtime.request import RowRound
 
 
 class EagleGenerationMetrics(msgspec.Struct):
-    """What speculation has done since the start, whichever method proposed.
+    """Counters of speculation since the start, for any method.
 
     `steps` counts verifications of a batch, `rounds` those of a row. `accepted` are the tokens
     that rounds gave; `accepted_by_position[i]` the rounds that gave more than i of them.
@@ -33,7 +33,7 @@ class EagleGenerationMetrics(msgspec.Struct):
 
     @property
     def accept_rates(self) -> list[float]:
-        """How often a round gave more than i tokens, for each i; nothing without rounds."""
+        """Shares of rounds that gave more than i tokens, for each i; empty without rounds."""
         if not self.rounds:
             return []
         return [count / self.rounds for count in self.accepted_by_position]
@@ -65,7 +65,7 @@ def accept_length(rounds: int, accepted: int) -> float:
 
 
 _State = Literal["on", "measuring", "suspected", "off", "trying"]
-"""What a batch size does, and what comes next.
+"""State of a batch size, the steps that it runs, and the next states.
 
 on: rounds; measuring, once they seem to lose or it is time to compare
 measuring: vanilla steps; suspected, once there are enough of them
@@ -98,15 +98,15 @@ class SpeculationPolicy:
         self._sizes: list[_SizePolicy | None] = [None] * (max_batch + 1)
 
     def wants(self, batch: int) -> bool:
-        """Whether the next step of `batch` rows is to be a round of speculation."""
+        """Return True if the next step of `batch` rows is to be a round of speculation."""
         return self._size(batch).wants
 
     def record_step(self, batch: int, seconds: float) -> None:
-        """Take note of a vanilla step: one token a row."""
+        """Record a vanilla step: one token a row."""
         self._size(batch).record_step(batch, seconds)
 
     def record_round(self, batch: int, tokens: int, seconds: float) -> None:
-        """Take note of a round; `tokens` counts what it gave to all rows."""
+        """Record a round; `tokens` counts those of all rows."""
         # A round with less than one a row, of which some failed, tells nothing.
         if tokens >= batch:
             self._size(batch).record_round(tokens, seconds)

@@ -29,7 +29,7 @@ class Proposer(Protocol):
         """A decode step of these rows was queued."""
 
     def ready(self, rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> bool:
-        """Whether a round makes sense for the rows that speculate."""
+        """Return True if a round makes sense for the rows that speculate."""
 
     def propose(
         self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers

@@ -45,7 +45,7 @@ class IncrementalDecoder:
         return new
 
     def finish(self) -> str:
-        """What was held back, with U+FFFD where the tokens end inside a character."""
+        """Return the held text, with U+FFFD where the tokens end inside a character."""
         rest = self._decode(self._ids)[len(self._shown) :]
         self._ids, self._shown, self._complete = [], "", 0
         return rest
@@ -105,12 +105,12 @@ class StopMatcher:
         return held[:found]
 
     def _found(self, text: str) -> int:
-        """Where the first match begins; the length of `text` when there is none."""
+        """Index of the first match; the length of `text` when there is none."""
         starts = (text.find(stop) for stop in self._stop)
         return min((start for start in starts if start >= 0), default=len(text))
 
     def _possible(self, text: str) -> int:
-        """Where a match could begin that more text would complete; else the length."""
+        """Index of a match that more text could complete; else the length of `text`."""
         first = max(0, len(text) - self._longest + 1)
         return next((n for n in range(first, len(text)) if self._begins(text[n:])), len(text))
 
@@ -132,7 +132,7 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string matched; nothing of or after it was released."""
+        """True if a stop string matched; no text of or after it was released."""
         return self._matcher.matched
 
     def push(self, token_id: int) -> str:

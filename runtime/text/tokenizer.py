@@ -44,12 +44,12 @@ class SpecialText:
 
 
 class MarkerEscape:
-    """Hides the markers in messages from a chat template, and brings them back afterwards.
+    """Escape the markers in messages for a chat template, and restore them afterwards.
 
     Each hidden piece is one character, so templates may trim, split and compare around it.
     Hidden are whole markers, and at the ends of a message what text next to it could complete to
     one. A template that deletes text inside of a message is not provided for. Of the model's own
-    words only special tokens are hidden: templates look for plain ones, as `</think>` is.
+    turns only special tokens are hidden: templates look for plain ones, as `</think>` is.
     """
 
     def __init__(self, markers: SpecialText, special: SpecialText) -> None:
@@ -61,7 +61,7 @@ class MarkerEscape:
     def hide(self, text: str, *, own: bool = False) -> str:
         """`text` with stand-ins; raises `invalid_value` when there are too many to tell apart.
 
-        `own` are words of the model.
+        `own` is True for a turn of the model.
         """
         hidden = self._special if own else self._markers
         text = hidden.replace_whole(text, self)
@@ -110,7 +110,7 @@ _PRIVATE = "\U0010fffd"
 
 
 class SpecialTokens:
-    """A tokenizer's markers, told apart by whether the template or somebody's text wrote them.
+    """A tokenizer's markers, told apart by their source: the template or a user's text.
 
     Markers are its added tokens, special or plain, but plain ones of white space or of one letter,
     which mark nothing. Each gets a private twin: an added token with the same white space rules
@@ -132,13 +132,13 @@ class SpecialTokens:
             for n, token in marks.items()
             if not token.special and token.normalized and _is_changed(tokenizer, token.content)
         }
-        told = {n: one for n, one in marks.items() if one.content not in self._always_torn}
+        distinct = {n: one for n, one in marks.items() if one.content not in self._always_torn}
         # The switch of the library that turns recognition off is for special tokens alone.
-        tokenizer.add_special_tokens([_copy(one, one.content) for one in told.values()])
+        tokenizer.add_special_tokens([_copy(one, one.content) for one in distinct.values()])
         nonce = _PRIVATE + secrets.token_hex(8)
-        self._twins = {token.content: f"{nonce}{n}{_PRIVATE}" for n, token in told.items()}
+        self._twins = {token.content: f"{nonce}{n}{_PRIVATE}" for n, token in distinct.items()}
         self._border = nonce + _PRIVATE
-        twins = [_copy(token, self._twins[token.content]) for token in told.values()]
+        twins = [_copy(token, self._twins[token.content]) for token in distinct.values()]
         border = tokenizers.AddedToken(self._border, special=False, normalized=False)
         tokenizer.add_tokens([border, *twins])
         numbers = {t.content: n for n, t in tokenizer.get_added_tokens_decoder().items()}
@@ -149,9 +149,9 @@ class SpecialTokens:
                 f"{TOKENIZER_FILE} leaves out ids below {size}: use a tokenizer without gaps",
                 TOKENIZER_FILE,
             )
-        self._real = {numbers[self._twins[token.content]]: n for n, token in told.items()}
-        self._refused = told.keys() - {unknown}
-        self._written = _as_written(told.values())
+        self._real = {numbers[self._twins[token.content]]: n for n, token in distinct.items()}
+        self._refused = distinct.keys() - {unknown}
+        self._written = _as_written(distinct.values())
         self._markers = SpecialText([token.content for token in marks.values()])
         self._special = SpecialText([marks[number].content for number in self.ids])
 
@@ -160,7 +160,7 @@ class SpecialTokens:
         return MarkerEscape(self._markers, self._special)
 
     def spell(self, rendered: str, escape: MarkerEscape, *, torn: bool) -> str:
-        """What to encode for a rendered template: twins for its tokens, users' text revealed.
+        """Text to encode for a rendered template: twins for its tokens, users' text revealed.
 
         With `torn`, a border keeps each hidden piece from being read as one token.
         """
@@ -168,7 +168,7 @@ class SpecialTokens:
         return escape.reveal(marked, self._border, None if torn else self._always_torn)
 
     def real_ids(self, ids: Iterable[int], rendered: str = "") -> list[int] | None:
-        """`ids` with twins replaced; None where somebody's text has become a marker."""
+        """`ids` with twins replaced; None where a user's text has become a marker."""
         found: list[int] = []
         for number in ids:
             if number in self._refused:
@@ -182,13 +182,13 @@ class SpecialTokens:
 
 
 def _marks(token: tokenizers.AddedToken) -> bool:
-    """Tell whether a plain token may mean something beside its text."""
+    """Return True if a plain token may mean something beside its text."""
     content = token.content
     return not (not content.strip() or (len(content) == 1 and content.isalnum()))
 
 
 def _is_changed(tokenizer: tokenizers.Tokenizer, content: str) -> bool:
-    """Tell whether normalising changes a token's text, as where each word gets a leading sign.
+    """Return True if normalising changes a token's text, as where each word gets a leading sign.
 
     Then it is found where text becomes the same, which no twin is: recognition stays on.
     """
@@ -313,7 +313,7 @@ def _mismatch(what: str) -> HearthError:
 
 
 Content = str | Sequence[Mapping[str, str]]
-"""Of a turn: text, or parts as a chat template has them, maps of `type` and, of text, `text`."""
+"""Content of a turn: text, or parts of a chat template, maps of `type` and, of text, `text`."""
 _ROLES = frozenset({"system", "user", "assistant"})
 # Decoding in a batch lets other threads run; below this many tokens that costs more than it is.
 _SHORT = 64
@@ -406,7 +406,7 @@ class Tokenizer:
         return self._library.decode_batch([known], skip_special_tokens=False)[0]
 
     def has_text(self, token_id: int) -> bool:
-        """Whether an id shows in text: it is not special, and the tokenizer knows it."""
+        """Return True if an id shows in text: it is not special, and the tokenizer knows it."""
         return token_id < self._size and token_id not in self._special.ids
 
     def _encode(self, text: str, *, special: bool, add: bool) -> list[int]:

@@ -13,13 +13,13 @@ Turn = tuple[str, Content]
 
 
 class VisionInput(NamedTuple):
-    """A picture, or those of a video with the time of each in seconds, before it is laid out."""
+    """Picture, or frames of a video with the time of each in seconds, before the layout."""
 
     pictures: Sequence[Picture]
     times: Sequence[float] = ()
 
     def layout(self, config: VisionConfig, most_tokens: int = 0) -> ImageLayout:
-        """What becomes of it, with `most_tokens` embeddings at the most; raises as `layout_of`."""
+        """Compute the layout, of `most_tokens` embeddings at the most; raises as `layout_of`."""
         if not self.times:
             return layout_of(self.pictures[0], config, most_tokens)
         return video_layout(self.pictures, self.times, config, most_tokens)

@@ -1,6 +1,6 @@
-"""What a vision tower is given beside patches; it follows from sizes alone.
+"""Inputs of a vision encoder beside patches, which follow from sizes alone.
 
-A *segment* is what attends to itself alone: a picture, a tile of one, or one step in time of a
+A *segment* attends to itself alone: a picture, a tile of one, or one step in time of a
 video. Its patches come block by block of those that become one token.
 """
 
@@ -134,7 +134,7 @@ def _taps(
 
 
 def _nearest(size: int, side: int) -> NDArray[np.int64]:
-    """Which of `side` learned places each of `size` patches falls into."""
+    """Index among `side` learned places of each of `size` patches."""
     step = 1 / side
     borders = np.arange(step, 1.0, step).astype(np.float32)
     places = np.arange(size, dtype=np.float32) * (np.float32(1) / np.float32(size))
@@ -143,9 +143,9 @@ def _nearest(size: int, side: int) -> NDArray[np.int64]:
 
 
 _SHARED_WIDTHS = 2
-"""How many patches share a call, in hidden sizes, though none sees another's.
+"""Most patches that share a call, in hidden sizes, though no segment sees another's.
 
-What attention then computes for nothing is at most a third of the layers' other work.
+Attention then wastes at most a third of the layers' other work.
 """
 
 
@@ -211,7 +211,7 @@ def plan_calls(layouts: Sequence[ImageLayout], config: VisionConfig) -> list[Cal
 
 
 def sharing(layouts: Sequence[ImageLayout], config: VisionConfig) -> int:
-    """How many pictures, the first ones, go into one call; a large one goes alone."""
+    """Number of pictures, the first ones, that go into one call; a large one goes alone."""
     room = shared_patches(config)
     for count, layout in enumerate(layouts):
         room -= layout.patches

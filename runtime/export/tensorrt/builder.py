@@ -192,7 +192,7 @@ def open_timing_cache(config: Any, path: str | None) -> Any:
 
 
 def read_timings(path: Path) -> bytes:
-    """What an earlier build kept; nothing where there is none."""
+    """Read the timing cache of an earlier build; empty where there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

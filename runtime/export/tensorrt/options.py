@@ -1,4 +1,4 @@
-"""What a plan is asked for, apart from the graph."""
+"""Options of a TensorRT plan, apart from the graph."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ _SINCE: dict[Feature, tuple[int, int]] = {
 
 
 class PlanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plan is built; `python` is the interpreter that has the builder's module.
+    """Options of a plan; `python` is the interpreter that has the builder's module.
 
     `builder` "auto" is the first that this interpreter can import.
     `workspace_bytes` 0 and `optimization_level` None leave the builder's own choice. `timing_cache`
@@ -74,7 +74,7 @@ def resolve_decode_batches(options: PlanOptions, max_batch: int) -> tuple[int, .
 
 
 def has_feature(feature: Feature, builder: Builder, version: str) -> bool:
-    """Whether a builder has a feature; TensorRT-RTX has all of them.
+    """Return True if a builder has a feature; TensorRT-RTX has all of them.
 
     Without strong typing a plan makes float32 copies of narrower caches in every step. Kept in
     float32 they need none: less memory, and a step a fifth shorter (docs/tensorrt.md).

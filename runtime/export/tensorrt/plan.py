@@ -132,7 +132,7 @@ _REMEDY = (
 
 
 class FoundBuilder(NamedTuple):
-    """Which TensorRT there is to build with, and its version."""
+    """TensorRT builder that was found, and its version."""
 
     builder: Builder
     version: str
@@ -259,9 +259,9 @@ def build_plan(
 
 
 def _scratch_bytes(folder: Path, options: PlanOptions) -> int | None:
-    """What the plan's steps need; None where it finds no room now, beside whatever else runs.
+    """Scratch memory of the plan's steps in bytes; None where memory is short now.
 
-    Raises `model_unsupported` when the plan cannot be opened: nobody else could either.
+    Raises `model_unsupported` when the plan cannot be opened: no daemon could either.
     """
     job = {"module": options.builder, "measure": str(folder / PLAN_FILE)}
     try:
@@ -275,7 +275,7 @@ def _scratch_bytes(folder: Path, options: PlanOptions) -> int | None:
 def plan_job(
     folder: Path, config: LLMEngineRunnerConfig | VisionConfig, options: PlanOptions
 ) -> dict[str, Any]:
-    """What the builder process is told."""
+    """Job description for the builder process."""
     cache = options.timing_cache
     return {
         "module": options.builder,

@@ -1,4 +1,4 @@
-"""What the two dialects of a tower's graph spell differently."""
+"""Operators that the two dialects of a vision encoder's graph write differently."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class VisionDialect(Operators, ABC):
         return self.gelu_tanh(x) if kind == "gelu_tanh" else self.gelu(x)
 
     def mask(self, ids: ir.Value) -> ir.Value:
-        """What to add to scores [1, 1, T, T]: patches with different `ids` [T] stay apart."""
+        """Additive mask of scores [1, 1, T, T]: patches see those of the same `ids` [T] alone."""
         graph = self.graph
         rows, columns = (graph.op("Unsqueeze", ids, graph.ints(axis)) for axis in (1, 0))
         mask = self.additive(graph.op("Equal", rows, columns))

@@ -13,7 +13,7 @@ _DERIVED = re.compile(r"visual\.rotary_pos_emb\.inv_freq")
 
 
 class Merger(NamedTuple):
-    """What makes tokens of patches: a norm, and one or two products with a GELU between them.
+    """Merger of patches to tokens: a norm, and one or two products with a GELU between them.
 
     The norm is over the patches of a token side by side if it `joins`, else over each alone.
     """
@@ -85,7 +85,7 @@ def _merger(name: str, *, joins: bool) -> Merger:
 
 
 def has_bias(tower: TowerModel, name: str) -> bool:
-    """Whether a product has a bias, or a norm."""
+    """Return True if a product or norm has a bias."""
     if tower.config.family == "qwen2_5_vl":
         return not name.startswith("visual.patch_embed") and not re.search(r"norm\d$|ln_q$", name)
     return not name.startswith("connector.")

@@ -1,4 +1,4 @@
-"""How a model's processor prepares pictures, from its files of any age."""
+"""Image rules of a model's processor, from its files of any age."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -51,7 +51,7 @@ def _image_fields(folder: Path) -> Fields:
 
 
 def _video_fields(folder: Path) -> Fields:
-    """Those of videos, or of images where a model has but one file for both."""
+    """Fields of the video processor, or of the image processor where a model has one file."""
     joined = _joined(folder, "video_processor")
     if joined is not None:
         return joined

@@ -92,7 +92,7 @@ class TowerModel(NamedTuple):
 
     @property
     def is_gated(self) -> bool:
-        """Whether it is built as Qwen2.5-VL is: a gated MLP, and norms of the mean square."""
+        """True if the encoder has a gated MLP and RMS norms, as Qwen2.5-VL has."""
         return self.config.family == "qwen2_5_vl"
 
     @property
