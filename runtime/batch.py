@@ -22,9 +22,9 @@ class RowMove(NamedTuple):
 
 
 class SlotAssignment(NamedTuple):
-    """A new row takes a place; its first `filled` tokens are put there from the prefix cache.
+    """Place of a new row, whose first `filled` tokens come from the prefix cache.
 
-    So are the first `drafted` entries of a draft engine.
+    So do the first `drafted` entries of a draft engine.
     """
 
     place: int
@@ -42,11 +42,11 @@ class DirtySlots(NamedTuple):
 
 
 class BatchReorder(NamedTuple):
-    """How the rows of a batch are placed anew between two steps.
+    """New places of the rows of a batch between two steps.
 
     The places 0 to `rows` - 1 are taken from then on. Moves happen in their order: each target is
-    free by its turn, rows go up or down, and a row moves once. What a move keeps counts slots of
-    the base's cache; an owner that knows lengths of its own goes by those. Dirty slots are zeroed
+    free by its turn, rows go up or down, and a row moves once. `RowMove.used` counts slots of
+    the base's cache; an owner with lengths of its own uses those. Dirty slots are zeroed
     when all rows have moved.
     """
 
@@ -57,14 +57,14 @@ class BatchReorder(NamedTuple):
 
     @classmethod
     def fresh(cls, requests: Sequence[RowRequest]) -> "BatchReorder":
-        """An empty house in which these take the places 0, 1, ..."""
+        """Return a reorder of an empty batch, in which `requests` take the places 0, 1, ..."""
         return cls(
             len(requests),
             assignments=[SlotAssignment(*assignment) for assignment in enumerate(requests)],
         )
 
     def settle(self, kept: Sequence[Kept], assign: Callable[[SlotAssignment], Kept]) -> list[Kept]:
-        """What an owner keeps of each row, by place, when all have moved and new ones are seated.
+        """Apply the reorder to a list by place, with `assign` for new rows.
 
         Raises `internal` where a row would be lost on its way, or a place have none or two.
         """
@@ -85,18 +85,18 @@ class BatchReorder(NamedTuple):
 
 
 class RowOwner(Protocol):
-    """Keeps state by the place of a row: caches, the sampler, a proposer."""
+    """Owner of state by the place of a row: caches, the sampler, a proposer."""
 
     def reorder(self, reorder: BatchReorder) -> None:
         """Move rows and admit new ones to their places."""
 
 
 PATIENCE = 4
-"""Chunks in which newcomers may pass a joiner before the house is closed to others."""
+"""Chunks in which later rows may pass a prefilling row before no further rows are admitted."""
 
 
 class RowState(Enum):
-    """Whether a row goes on, or how it left."""
+    """State of a row: live, or how it ended."""
 
     LIVE = "live"
     FINISHED = "finished"
@@ -109,7 +109,7 @@ _LIVE = RowState.LIVE
 
 
 def tokens_to_generate(row: RowRequest, capacity: int) -> int:
-    """How many tokens a row is to generate in all: what it asks for, or as many as fit."""
+    """Number of tokens that a row may generate: its `max_tokens`, or as many as fit."""
     asked = row.options.max_tokens
     return capacity - row.prompt_length if asked is None else asked
 
@@ -169,7 +169,7 @@ class DecodingRow:
 
     @property
     def runs_on(self) -> bool:
-        """Whether a further step makes sense: the row is live and its limit is not yet queued."""
+        """True if a further step makes sense: the row is live, and its last token is not queued."""
         return self.remaining_budget > 0 and self.state is _LIVE
 
     @property
@@ -217,7 +217,7 @@ class DecodingInferenceContext:
     """The rows of a running batch by place, and how they are placed anew between two steps.
 
     `rows[i]` is row i of the engine. The first `decoding` rows decode; those behind them have
-    prompt left, the shortest rest first. A row whose last token is still being picked has left
+    prompt left, the shortest rest first. A row whose last token is still being sampled has left
     `rows` and is live until that token is known. `room` counts the slots that a step may write
     behind the filled ones, and a row leaves all but one of them free at its end. `owners` keep
     state by the places of rows, and move with them.
@@ -233,7 +233,7 @@ class DecodingInferenceContext:
         self._places = config.max_supported_batch_size
         self._slots = config.max_kv_cache_capacity
         self._end_tokens = frozenset(config.eos_token_ids)
-        # What a decode step writes beyond the filled slots: only a joiner's place gets such.
+        # Slots that a decode step writes beyond the filled ones: only a prefilling row gets such.
         self._tree = room if room > 1 else 0
         self._coming: list[DecodingRow] = []
         self._by_number: dict[int, DecodingRow] = {}
@@ -242,7 +242,7 @@ class DecodingInferenceContext:
 
     @property
     def any_live(self) -> bool:
-        """Whether a row has not ended."""
+        """True if a row has not ended."""
         # A generator would be one more call for each row of each step.
         for row in self._by_number.values():  # noqa: SIM110 - see above
             if row.state is _LIVE:
@@ -267,7 +267,7 @@ class DecodingInferenceContext:
 
     @property
     def free(self) -> int:
-        """Places that rows can take now: none while a joiner waits that newcomers keep passing."""
+        """Number of places for new rows: none while later rows keep passing a prefilling one."""
         joiners = self.joiners
         closed = any(row.passed >= PATIENCE and row.runs_on for row in joiners)
         return 0 if closed else self.places
@@ -279,7 +279,7 @@ class DecodingInferenceContext:
 
     @property
     def stays(self) -> bool:
-        """Whether all rows keep their places and nobody comes."""
+        """True if all rows keep their places and no new row waits."""
         if self._coming or self._lost:
             return False
         # As `runs_on`, of which there would be a call for each row of each step.
@@ -312,7 +312,7 @@ class DecodingInferenceContext:
     def release(self, number: int) -> list[int] | None:
         """Let a row leave that would go on, with its tokens beyond the prompt; else None.
 
-        A row whose last token is being picked ends by itself.
+        A row whose last token is being sampled ends by itself.
         """
         row = self._by_number.get(number)
         if row is None or not row.runs_on:
@@ -327,7 +327,7 @@ class DecodingInferenceContext:
         self._lost = True
 
     def prefilled(self, lengths: Sequence[int]) -> int:
-        """Count so many prompt tokens of the first joiners; how many of these decode from now on.
+        """Count `lengths` prompt tokens of the first prefilling rows; return how many now decode.
 
         Those are the first of them, as they had the least prompt left.
         """
@@ -357,12 +357,12 @@ class DecodingInferenceContext:
     ) -> BatchReorder | None:
         """Place the rows anew for the next step, and let the owners follow.
 
-        None where all stay and nobody comes.
+        None where all stay and no row is new.
 
-        `unread` has the tokens that queued steps add to each row whose numbers nobody has seen;
+        `unread` has the tokens that queued steps add to each row whose numbers are not read yet;
         behind them these steps wrote up to `padding` slots more.
         The last decoding rows fill the gaps of those that ended. Joiners close up and keep their
-        order, and new rows are seated among them.
+        order, and new rows take places among them.
         """
         before = self.rows
         if self.stays:
@@ -393,7 +393,7 @@ class DecodingInferenceContext:
     def _reorder(
         self, before: dict[DecodingRow, int], unseen: dict[DecodingRow, int], padding: int
     ) -> BatchReorder:
-        """What leads from the places `before` to those of `rows`."""
+        """Return the reorder from the places `before` to those of `rows`."""
         fills: list[RowMove] = []
         downs: list[RowMove] = []
         ups: list[RowMove] = []
@@ -417,7 +417,7 @@ class DecodingInferenceContext:
         padding: int,
         used: dict[int, int],
     ) -> list[DirtySlots]:
-        """What rows leave behind that may not be finite, but for what the next row there fills."""
+        """Slots of rows that left which may not be finite, less those that the next row fills."""
         if self._lost:
             return [DirtySlots(place, 0, self._slots) for place in range(self._places)]
         stale = []
@@ -426,9 +426,9 @@ class DecodingInferenceContext:
                 continue
             begin = row.filled - unseen.get(row, 0)
             if begin <= row.reused:
-                # Nobody has read numbers that come from what it began with.
+                # No numbers that follow from its prefix have been read.
                 begin = 0
-            # A decode step that ran padded wrote a token behind those of a joiner.
+            # A decode step that ran padded wrote a token behind those of a prefilling row.
             behind = padding if row in unseen else 0
             end = row.filled + max(self._tree, bool(row.prompt_left), behind)
             if row.state is RowState.FAILED:

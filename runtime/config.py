@@ -23,11 +23,11 @@ DRAFT_ARCHITECTURE = "eagle3"
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 """The projections of a layer that an adapter adds to."""
 LORA_JOINED = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
-"""Those that may share one pair of inputs: [K, r] side by side, [r, N] along the diagonal."""
+"""Projections that may share one pair of inputs: [K, r] side by side, [r, N] on the diagonal."""
 MOST_TREE_NODES = 128
 _AXES = 3
 ENGINE_FORMAT = 2
-"""What is written; the one before is read too (`LLMEngineRunnerConfig.outdated`)."""
+"""Format that is written; the one before is read too (`LLMEngineRunnerConfig.outdated`)."""
 READ_FORMATS = (1, ENGINE_FORMAT)
 
 
@@ -56,7 +56,7 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a TensorRT plan was built by and for; compared when it is loaded.
+    """Builder and target of a TensorRT plan, compared when it is loaded.
 
     `version_compatible` plans also run on later TensorRT versions, up to those that still read
     this one. `graph_sha256` is the digest of the ONNX graph that was built. `scratch_bytes` is the
@@ -73,7 +73,7 @@ class PlanRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far quantised weights are from those of the model, behind each of some `positions`.
+    """Distance of quantised weights' logits from the model's, at each of some `positions`.
 
     At `same` of them the likeliest token is the model's; `mean` and `largest` are of the divergence
     (Kullback and Leibler) of all tokens' shares from the model's, in nats.
@@ -111,7 +111,7 @@ class LLMEngineRunnerConfig(
     `external_weight_files` names the file of an engine whose graph has no weights, and which so
     serves every model of its shape; an engine of kernels has it always, a draft's too.
 
-    A model that takes images has an `image_token_id`, in whose place their embeddings stand, and
+    A model that takes images has an `image_token_id`, which their embeddings replace, and
     adds `num_deepstack_features` of each behind as many first layers. With
     `use_context_dependent_rope` every row has rotary tables of its own, indexed by slot.
 
@@ -192,7 +192,7 @@ class LLMEngineRunnerConfig(
 
     @property
     def outdated(self) -> str:
-        """What may be wrong in the engine because of the Hearth that exported it; "" for nothing.
+        """Faults of the engine due to the Hearth version that exported it; "" for none.
 
         Format 1 has no `template_tokens`: its templates see those that the model's config.json
         names. Its export took a tied head for the table, whatever was stored, and rotated parts of
@@ -208,19 +208,19 @@ class LLMEngineRunnerConfig(
 
     @property
     def head_weights(self) -> Quantization:
-        """What the weights of the product that gives the logits are stored as."""
+        """Quantisation of the product that gives the logits."""
         own = self.head_quantization
         return self.weight_quantization if own == "body" else own
 
     @property
     def takes_tree_mask(self) -> bool:
-        """Whether a step says which of its tokens each of them sees."""
+        """True if a step has a mask of token trees."""
         speculates = self.enable_eagle_spec_decode or self.base_hidden_dim > 0
         return speculates and not self.chains_only
 
     @property
     def takes_packed_mask(self) -> bool:
-        """Whether it says so in bits, 32 tokens a word: `packed_mask` instead of `tree_mask`."""
+        """True if that mask is in bits, 32 tokens a word: `packed_mask` instead of `tree_mask`."""
         return self.takes_tree_mask and self.backend == "kernels"
 
 
@@ -305,7 +305,7 @@ def _check_sizes(config: LLMEngineRunnerConfig) -> None:
 
 
 def _size_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
-    """Whether a field is wrong, its name, and what it must be."""
+    """Yield for each field True if it is wrong, its name, and what it must be."""
     for name in _POSITIVE:
         yield getattr(config, name) < 1, name, "must be at least 1"
     shares = config.num_attention_heads % config.num_kv_heads == 0
@@ -396,7 +396,7 @@ def _adapter_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, 
 
 
 def _kernel_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
-    """What an engine of kernels has none of, or always."""
+    """Yield, as `_size_faults`, the fields of an engine of kernels."""
     yield config.dialect != "native", "dialect", "must be native with kernels"
     yield config.kv_cache_dtype != config.dtype, "kv_cache_dtype", "must be dtype with kernels"
     yield config.chains_only, "chains_only", "must not be with kernels, which take trees"
@@ -407,7 +407,7 @@ def _kernel_faults(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, s
 
 
 def kernel_limits(config: LLMEngineRunnerConfig) -> Iterator[tuple[bool, str, str]]:
-    """Whether a size or type is none that kernels serve, its name, and what it must be."""
+    """Yield for each size or type True if kernels refuse it, its name, and what it must be."""
     yield config.dtype == "float32", "dtype", "must be float16 or bfloat16"
     wrong = config.head_dim % _HEAD_MULTIPLE > 0 or config.head_dim > _LARGEST_HEAD
     yield wrong, "head_dim", f"must be a multiple of {_HEAD_MULTIPLE}, up to {_LARGEST_HEAD}"

@@ -32,9 +32,9 @@ PLAN_FILE = "model.plan"
 EMBEDDING_FILE = "embedding.safetensors"
 ROPE_FILE = "rope.safetensors"
 ANSWER_FILE = "answer.json"
-"""What the engine has to answer (`hearth.runtime.known_answer`); folders of before have none."""
+"""Known answer of the engine (`hearth.runtime.known_answer`); older folders have none."""
 LAYOUT_FILE = "weights.json"
-"""Which tensors an engine takes from a file of external weights."""
+"""Tensors that an engine takes from a file of external weights."""
 VOCABULARY_FILE = "vocabulary.safetensors"
 """A draft's own vocabulary: the token of each of its ids."""
 DRAFT_FOLDER = "draft"
@@ -104,7 +104,7 @@ def verify_folder(
 ) -> None:
     """Compare the files with the records in the configuration, but for those to `skip`.
 
-    Checks presence and size, and with `digests` every byte; `read` is told the bytes of each piece
+    Checks presence and size, and with `digests` every byte; `read` gets the bytes of each piece
     that has been read. Raises `engine_corrupt` naming the
     file that is missing, not recorded, of another size or changed, and `engine_missing` for one
     that may not be read.

@@ -62,7 +62,7 @@ CODES: frozenset[str] = frozenset(get_args(Code))
 
 
 def known_code(code: str) -> Code:
-    """A code that another process told, `internal` where this one does not know it."""
+    """Code from another process, `internal` where this one does not know it."""
     return cast("Code", code) if code in CODES else "internal"
 
 

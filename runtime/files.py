@@ -26,9 +26,9 @@ def file_digest(path: Path, read: Read | None = None) -> str:
 
 
 def record_digest(path: Path, *, begin: int = 0) -> str:
-    """What tells a file's bytes from `begin` on: their SHA-256.
+    """SHA-256 of a file's bytes from `begin` on.
 
-    Of more than 64 MiB it is that of the digests of pieces of 32 MiB, one behind the other, with
+    Of more than 64 MiB that of the digests of pieces of 32 MiB, one behind the other, with
     "pieces-" in front.
     """
     large = path.stat().st_size - begin > 2 * PIECE_BYTES
@@ -36,7 +36,7 @@ def record_digest(path: Path, *, begin: int = 0) -> str:
 
 
 def has_digest(path: Path, recorded: str, read: Read | None = None, *, begin: int = 0) -> bool:
-    """Whether a file has what `record_digest` gave, or a plain SHA-256 of an earlier version."""
+    """Return True if a file has the recorded digest, or a plain SHA-256 of an earlier version."""
     find = _by_pieces if recorded.startswith(BY_PIECES) else _serial
     return find(path, begin, read or _nobody) == recorded
 
@@ -76,7 +76,7 @@ def _piece(number: int) -> Callable[[int], bytes]:
 
 
 def _nobody(_count: int) -> None:
-    """For those who read without being told."""
+    """Do nothing: the callback of those who want no progress."""
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _exists(target: Path) -> HearthError:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where what can be built again is kept: $HEARTH_CACHE, $XDG_CACHE_HOME/hearth, else ~/.cache.
+    """Folder of files that can be built again: $HEARTH_CACHE, $XDG_CACHE_HOME/hearth, or ~/.cache.
 
     Raises `invalid_value` for a user without a home, unless one of the first two is set.
     """

@@ -1,4 +1,4 @@
-"""A picture on its way into a prompt: as it came, what it becomes, where its embeddings stand."""
+"""A picture on its way into a prompt: its header, its layout, and the place of its embeddings."""
 
 from typing import Any, Literal, Protocol
 
@@ -29,11 +29,11 @@ RawEncoding = Literal[
 
 
 DECODING = 2
-"""Which way files become pixels: raised when the same bytes become others, as keys have it."""
+"""Version of decoding, part of keys: raised when the same bytes become other pixels."""
 
 
 class Picture(msgspec.Struct, frozen=True, array_like=True):
-    """What a picture says of itself: a file's format or a raw layout, and its size in pixels.
+    """Header of a picture: a file's format or a raw layout, and its size in pixels.
 
     Width and height are those of the upright picture, after a file's orientation. `step` counts
     the bytes from one row of raw pixels to the next; it is 0 for a file.
@@ -46,7 +46,7 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageLayout(msgspec.Struct, frozen=True, array_like=True):
-    """What a picture, or a video, becomes for a vision tower; it follows from sizes alone.
+    """Layout of a picture, or a video, for a vision encoder; it follows from sizes alone.
 
     Resized to `height` x `width` pixels, as one segment, or as `rows` x `columns` tiles and the
     whole picture behind them. `grid` counts the patches of a segment in time, height and width;
@@ -93,9 +93,9 @@ class ImageSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EmbeddedImage(msgspec.Struct, frozen=True, array_like=True):
-    """An image of a row: where its embeddings lie, how many, and where they stand in the prompt.
+    """An image of a row: where its embeddings lie, how many, and their places in the prompt.
 
-    `key` is the same for what gives the same embeddings; b"" for what nobody may take for another.
+    `key` is the same for equal embeddings; b"" for an image that is shared with no other.
     """
 
     slot: Slot
@@ -105,7 +105,7 @@ class EmbeddedImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EmbeddingStore(Protocol):
-    """Where the embeddings of images lie that rows name."""
+    """Store of the embeddings of the images of rows."""
 
     def read(self, image: EmbeddedImage) -> NDArray[Any]:
         """[1 + deepstack features, tokens, H] in the engine's type: merged embeddings come first.

@@ -1,4 +1,4 @@
-"""What an engine has to answer: token ids, and what its model gives behind each of them."""
+"""Known answer of an engine: token ids, and the model's likeliest token behind each of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ class KnownAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tolerance: Annotated[float, Meta(ge=0, le=FORCING_BIAS)]
 
     def error(self, place: int, top: Sequence[TopLogprob]) -> float:
-        """How far an engine is off at `place`, whose likeliest tokens are `top`.
+        """Error of an engine's lead at `place`, whose likeliest tokens are `top`.
 
         Where another token than the right one comes first, the right one's lead is negative: of
         two that are nearly as likely either may, and the lead is hardly off.

@@ -1,12 +1,12 @@
-"""How far an engine folder has come on its way to an engine that has worked."""
+"""Progress of loading an engine folder."""
 
 from collections.abc import Callable
 from typing import Literal
 
 Stage = Literal["verifying", "opening", "compiling", "capturing", "answering"]
 Told = Callable[[Stage, float | None], None]
-"""Who is told the stage, and from 0 to 1 how much of it is done, where that is known."""
+"""Callback with the stage, and its share done from 0 to 1, None where that is not known."""
 
 
 def nobody(_stage: Stage, _share: float | None) -> None:
-    """For those who load without telling."""
+    """Do nothing: the callback of those who want no progress."""

@@ -10,7 +10,7 @@ from hearth.runtime.packages import pip_install, pip_uninstall, version_numbers
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 _NATIVE_SINCE = (1, 24)
-"""It reads the opset of the native dialect."""
+"""The oldest release that reads the opset of the native dialect."""
 _CUDA_SINCE = (1, 30)
 """The oldest release whose CUDA provider is tested with decoders and vision towers."""
 
@@ -37,7 +37,7 @@ def installed_version() -> str:
 
 
 def reads_native(version: str) -> bool:
-    """Whether ONNX Runtime `version` reads the native dialect."""
+    """Return True if ONNX Runtime `version` reads the native dialect."""
     return version_numbers(version) >= _NATIVE_SINCE
 
 

@@ -1,4 +1,4 @@
-"""What the caller of the runtime may ask of an engine folder."""
+"""Options of the runtime for an engine folder."""
 
 import re
 from typing import Annotated, Literal
@@ -77,7 +77,7 @@ def draft_tree(text: str) -> EagleDraftingConfig | None:
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How the runtime speculates.
+    """Options of speculation.
 
     `eagle` None takes trees that suit the device. `lookup_tokens` are proposed when the last
     `lookup_ngram` tokens, or fewer of them down to `lookup_shortest`, occurred before in the row.
@@ -117,9 +117,9 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an engine folder is served.
+    """Options of serving an engine folder.
 
-    A simulated engine stands behind the folder's vocabulary and limits. `verify` asks for the known
+    A simulated engine has the folder's vocabulary and limits. `verify` asks for the known
     answer in the daemon alone. `image_memory` are bytes that others take for pictures, where the
     model sees. The prefix cache takes `prefix_cache_bytes` of the device's memory, then on a GPU
     `prefix_host_bytes`, then `prefix_disk_bytes` in `prefix_folder`. The folders in the folder

@@ -35,7 +35,7 @@ _PACKAGES: dict[Need, tuple[str, ...]] = {
     "traces": ("opentelemetry-exporter-otlp-proto-http>=1.25", "opentelemetry-sdk>=1.25"),
 }
 WHEELS = (f"hearthd-{VERSION}-py3-none-any.whl", f"hearth_client-{VERSION}-py3-none-any.whl")
-"""Those that `make release` puts into `dist`: the daemon's and the client's."""
+"""Wheels that `make release` puts into `dist`: the daemon's and the client's."""
 
 
 def pip_install(need: Need, *options: str) -> str:

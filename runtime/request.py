@@ -1,4 +1,4 @@
-"""What a caller asks of the runtime, within which limits, and what comes back."""
+"""Requests to the runtime, their limits, and their results."""
 
 import secrets
 from typing import Annotated, Literal
@@ -12,11 +12,11 @@ from hearth.runtime.images import EmbeddedImage
 
 FinishReason = Literal["stop", "length", "cancelled"]
 CacheUse = Literal["use", "bypass", "pin"]
-"""What a request does with the prefix cache; "pin" also keeps its prompt there."""
+"""Use of the prefix cache by a request; "pin" also keeps its prompt there."""
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asks of the runtime, carried as one from the front door to its row.
+    """Options of a request, carried as one from the front door to its row.
 
     The defaults are greedy decoding. `max_tokens` None is as many as fit; it counts all generated
     tokens, those of a row that was put back included. `top_k` 0, `top_p` 1 and `min_p` 0 switch the
@@ -149,7 +149,7 @@ class RowToken(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
 
 
 class RowRound(msgspec.Struct, frozen=True, array_like=True):
-    """What one row got from a round of speculation.
+    """Result of a round of speculation for one row.
 
     `drafted` counts the nodes beyond the root, `accepted` the tokens that the round gave the row.
     """

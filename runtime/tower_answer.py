@@ -1,4 +1,4 @@
-"""What a vision tower has to answer, to pictures of noise that follow from its sizes."""
+"""Known answer of a vision encoder to pictures of noise that follow from its sizes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ from hearth.runtime.vision.vision_runner import VisionRunner
 from hearth.runtime.vision_config import VisionConfig
 
 MIXES = 8
-"""How many sums stand for the embedding of a token."""
+"""Number of sums that replace the embedding of a token."""
 _GOLDEN, _BITS = 2_654_435_761, 32
 
 
 class TowerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a right answer was given: sums compared, none off by more than `error` tolerances."""
+    """Report of a check that passed: sums compared, none off by more than `error` tolerances."""
 
     compared: int
     error: float

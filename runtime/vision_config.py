@@ -22,7 +22,7 @@ VISION_CONFIG_FILE = "config.json"
 
 
 class ImageRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the model's processor turns pictures into pixels; lengths in pixels.
+    """Rules by which the model's processor turns pictures into pixels; lengths in pixels.
 
     The Qwen families resize to multiples of a merged patch with between `min_pixels` and
     `max_pixels` (`video_*`: of a frame of Qwen2.5-VL, of all frames of Qwen3-VL). Idefics3 resizes
@@ -51,7 +51,7 @@ class ImageRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class VisionTokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The ids around and in place of images in a prompt, -1 where a family has no such token.
 
-    `image` stands for one embedding. The others are names of tokens in tokenizer.json.
+    `image` is replaced by one embedding. The others are names of tokens in tokenizer.json.
     """
 
     image: int
@@ -173,7 +173,7 @@ _POSITIVE = [
 
 
 def _faults(config: VisionConfig) -> Iterator[tuple[bool, str, str]]:
-    """Whether a field is wrong, its name, and what it must be."""
+    """Yield for each field True if it is wrong, its name, and what it must be."""
     for name in _POSITIVE:
         yield getattr(config, name) < 1, name, "must be at least 1"
     yield (

@@ -38,7 +38,7 @@ def export_model(
     """Write an engine folder at `target`, which must not exist yet or be empty.
 
     With a draft its engine lies in a folder of its own inside, and so does the vision tower of a
-    model that takes images. `progress` hears a stage, the bytes done and the bytes to do. Raises
+    model that takes images. `progress` gets a stage, the bytes done and the bytes to do. Raises
     `model_unsupported`, `model_invalid`, `tokenizer_mismatch` or `invalid_value`, naming the file,
     tensor, field or option at fault; nothing is left behind then.
     """

@@ -88,7 +88,7 @@ def write_table(
 
 
 def table_bytes(model: ModelConfig, checkpoint: Checkpoint, config: LLMEngineRunnerConfig) -> int:
-    """Bytes of a table that stands beside the weights of all products."""
+    """Bytes of a table beside the weights of all products."""
     if head_reads_table(model, config):
         return 0
     own = table_type(model, checkpoint, config)

@@ -72,7 +72,7 @@ class ImageFamily(NamedTuple):
         return Fields(dict(self.defaults) | _stated(text) | outer, f"{_FILE}: text_config")
 
     def image_token(self, fields: Fields, vocab_size: int) -> int:
-        """The id in whose place embeddings stand; raises `model_invalid` unless it is a token."""
+        """Id of the token that embeddings replace; raises `model_invalid` unless it is a token."""
         token = fields.size("image_token_id")
         if token >= vocab_size:
             raise HearthError(

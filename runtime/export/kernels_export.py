@@ -99,7 +99,7 @@ def write_kernel_weights(
 ) -> WeightLayout:
     """Write the weights of a base or a draft without their head; their list.
 
-    `written` hears the bytes of every piece.
+    `written` gets the bytes of every piece.
     """
     names = kernel_tensors(model, draft=config.architecture == DRAFT_ARCHITECTURE)
     if HEAD not in names and config.head_weights != "none":

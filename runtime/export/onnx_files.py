@@ -45,7 +45,7 @@ def write_onnx(
 ) -> None:
     """Write `model.onnx` and `model.onnx.data` in the dialect of the configuration.
 
-    External weights take the place of the latter. `build` appends the model; `written` hears the
+    External weights take the place of the latter. `build` appends the model; `written` gets the
     bytes of every piece of the data file.
     """
     opset, append = _opset(config), partial(_append, model, config, weights, build)

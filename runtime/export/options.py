@@ -215,7 +215,7 @@ def resolve_capacity(options: ExportOptions, longest: int, window: int | None = 
     """Cache slots per row; `longest` is the longest sequence that the model was made for.
 
     A sliding `window` has to hide nothing: raises `invalid_value` for a capacity beyond it that is
-    asked for, and `model_unsupported` where nobody asked for another.
+    asked for, and `model_unsupported` where no option asked for another.
     """
     if options.capacity > longest:
         raise HearthError(

@@ -20,7 +20,7 @@ _WIDE = np.dtype(np.float32)
 class RoundedWeights:
     """Reads tensors of a checkpoint, of matrices some megabytes at a time.
 
-    `read` hears of the bytes of each piece of a matrix, once it is used, in float32.
+    `read` gets the bytes of each piece of a matrix, once it is used, in float32.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RoundedWeights:
         return widen(blocks, _WIDE).reshape(x.shape)
 
     def _projection(self, matrix: NDArray[np.generic], name: str) -> Array:
-        """Some rows of a projection; a CPU keeps in float32 what the integers stand for."""
+        """Some rows of a projection; a CPU keeps the dequantised weights in float32."""
         kind: Quantization = self._head if name in (HEAD, EMBEDDING) else self._body
         if kind == "none":
             return self._rounded(matrix, name)

@@ -18,7 +18,7 @@ _SAFETENSORS_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "i
 class DataFile:
     """A file of tensors, each beginning at a multiple of `alignment`.
 
-    `written` hears the bytes of every piece.
+    `written` gets the bytes of every piece.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class AnswerReport(msgspec.Struct, kw_only=True):
 
     @property
     def meaning(self) -> str:
-        """The report in words."""
+        """The report as a sentence."""
         return (
             f"{self.compared} of the model's answers came out as they were computed at the export: "
             f"the likeliest token's lead is off by {self.error:.2g} at most, and rounding on this "

@@ -62,7 +62,7 @@ def assemble(
 ) -> RuntimeParts:
     """Caches and buffers first, then the engines, of a folder that was checked before.
 
-    `built` hears of each stage; `embeddings` are where those of images lie. Raises `engine_*`,
+    `built` gets each stage; `embeddings` are where those of images lie. Raises `engine_*`,
     `out_of_memory` or `invalid_value`; engines that were opened by then are closed.
     """
     config, draft = deployment.base, deployment.draft
@@ -154,7 +154,7 @@ def _prefix_cache(
     runner: LLMEngineRunner,
     proposer: Proposer | None,
 ) -> PrefixCache | None:
-    """The prefix cache, if it has room for a page.
+    """The prefix cache, if it can hold a page.
 
     Raises `out_of_memory`, and `invalid_value` for a folder that cannot be used.
     """

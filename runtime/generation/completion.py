@@ -16,7 +16,7 @@ from hearth.runtime.text import TextStream, Tokenizer
 def complete(
     runtime: BatchRuntime, request: GenerationRequest, tokenizer: Tokenizer | None
 ) -> GenerationResponse:
-    """Run rows to their end, alone in the house; text and stop strings need a tokenizer."""
+    """Run rows to their end in an empty batch; text and stop strings need a tokenizer."""
     outcomes = [_RowOutcome(row.options.stop, tokenizer) for row in request.rows]
     seconds = {"prefill": 0.0, "decode": 0.0, "verify": 0.0}
     steps = 0

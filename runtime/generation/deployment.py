@@ -170,7 +170,7 @@ class DeploymentConfig(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Tokens that a row holds: a round of speculation needs room behind them."""
+        """Tokens that a row holds, less the slots that a round of speculation needs behind them."""
         room = 1
         if self.method == "lookup":
             room += self.speculation.lookup_tokens

@@ -11,7 +11,7 @@ Event = TypeVar("Event")
 
 
 class InFlightStep(msgspec.Struct, Generic[Event]):
-    """A step that was queued on the device, until its result is told.
+    """Step queued on the device, until its result is reported.
 
     `event` is what the device will give, with what it takes to read it. `started` is in seconds of
     the monotonic clock, and `host_s` what the host took from there to queue the step. A call of the

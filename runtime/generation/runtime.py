@@ -391,7 +391,7 @@ class LLMInferenceRuntime:
     def release(self, row: int) -> list[int] | None:
         """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended.
 
-        A row whose last token is being picked ends by itself.
+        A row whose last token is being sampled ends by itself.
         """
         return self._context.release(row)
 
@@ -564,21 +564,21 @@ class LLMInferenceRuntime:
         return began, ended
 
     def _verify_ahead(self, speculation: SpeculativeStrategy, rows: list[DecodingRow]) -> None:
-        """Queue the next verify step of these rows before anything is told of the last one.
+        """Queue the next verify step of these rows before the last one is reported.
 
         Rows that leave can wait until their last tokens are handed over.
         """
         try:
             if self._device.steps_ahead and self._context.stays and self._next() == "verify":
                 self._in_flight.append(speculation.verify_step(self._context))
-        except Exception as error:  # noqa: BLE001 - what was collected is told first
+        except Exception as error:  # noqa: BLE001 - collected tokens are reported first
             failed = InFlightStep("verify", rows, None, time.monotonic(), 0.0, error=error)
             self._in_flight.append(failed)
 
     def _drop_verify(self) -> None:
-        """End a verify step whose rows have all left: nobody knows when it did, so nothing counts.
+        """End a verify step whose rows have all left; its end is not known, so nothing counts.
 
-        Nobody else is told of one that could not be queued, but where the device is lost.
+        One that could not be queued is not reported, unless the device is lost.
         """
         in_flight, speculation = self._in_flight, self._speculation
         if speculation is None or not in_flight or in_flight[0].kind != "verify":

@@ -27,9 +27,9 @@ class VanillaStrategy:
     def prefill_step(
         self, context: DecodingInferenceContext, chunk: Chunk
     ) -> InFlightStep[PendingSamples]:
-        """Queue a chunk of the first joiners; rows whose prompt ends in it get their first token.
+        """Queue a chunk of the first prefilling rows; those whose prompt ends in it get a token.
 
-        Those are the first of them, as joiners come with the shortest rest first.
+        They are the first ones, as prefilling rows come with the shortest rest first.
         """
         started = time.monotonic()
         rows, first = context.joiners[: chunk.rows], context.decoding
@@ -49,7 +49,7 @@ class VanillaStrategy:
         )
 
     def decode_step(self, context: DecodingInferenceContext) -> InFlightStep[PendingSamples]:
-        """Queue a step that runs the newest token of every decoding row and picks the next."""
+        """Queue a step that runs the newest token of every decoding row and samples the next."""
         started = time.monotonic()
         rows, captured = context.decoders, self._captured
         count = len(rows)

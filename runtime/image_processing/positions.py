@@ -19,7 +19,7 @@ _FAR = 1 << 30
 class RowPositions(NamedTuple):
     """The positions of a row: those of its prompt [3, length], none if it is text, and `delta`.
 
-    A token behind the prompt stands at its slot plus `delta`, on all three axes.
+    A token behind the prompt has the position of its slot plus `delta`, on all three axes.
     """
 
     prompt: NDArray[np.int32]

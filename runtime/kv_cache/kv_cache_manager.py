@@ -61,7 +61,7 @@ class KVCacheManager:
     def shrink(self, slots: int, lengths: Sequence[int]) -> None:
         """Take the smallest bucket of which `slots` fill at most three quarters, if it is smaller.
 
-        It keeps `lengths[row]` slots of each row. With a quarter left nobody grows it at once.
+        It keeps `lengths[row]` slots of each row. A quarter is left, so it does not grow at once.
         """
         bucket = next((size for size in self.buckets if 4 * slots <= 3 * size), self.bucket)
         if bucket < self.bucket:

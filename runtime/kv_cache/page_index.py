@@ -96,8 +96,8 @@ PINS_FULL = ("cache_full", "prefix_cache_bytes")
 class Pins:
     """Names of pages by client, whether the pages are there yet or not.
 
-    A client keeps at most a quarter of the pages that there is room for, and all of them together
-    at most three quarters, so that there is always room to come and go.
+    A client keeps at most a quarter of the pages of device memory, and all of them together at
+    most three quarters, so that other pages can always come and go.
     """
 
     def __init__(self, room: int) -> None:
@@ -143,7 +143,7 @@ class Pins:
         return first
 
     def unpin(self, client: int) -> list[bytes]:
-        """Keep nothing for it any more; what nobody else keeps, each before the page before it."""
+        """Release all of a client; return names that no other keeps, each before its parent."""
         gone = []
         for name in reversed(self._by_client.pop(client, {})):
             self._clients[name] -= 1

@@ -186,7 +186,7 @@ class PrefixCache:
     def _read(self, step: object, healthy: Container[DecodingRow]) -> None:
         """The logits of a chunk have been read: pages of rows that are healthy are fit for others.
 
-        The others are forgotten, and so are those of chunks before it that nobody has read.
+        The others are forgotten, and so are those of chunks before it that are not read.
         """
         while self._unread:
             chunk, pages = self._unread.popleft()
@@ -215,7 +215,7 @@ class PrefixCache:
     def leave(self, rows: Sequence[DecodingRow], unread: Iterable[tuple[DecodingRow, int]]) -> None:
         """Save prompts and replies of the rows that leave their places.
 
-        Of the tokens that queued steps add, `unread`, nobody knows yet whether they are finite.
+        Of the tokens that queued steps add, `unread`, it is not known yet if they are finite.
         """
         queued = Counter[DecodingRow]()
         for row, added in unread:

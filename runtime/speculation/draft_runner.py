@@ -239,7 +239,7 @@ class EagleDraftRunner:
             closing.callback(self._captured.close)
 
     def _fill(self, inputs: StepBuffers, entries: DraftEntries, source: Tensor) -> None:
-        # A row without an entry runs padding, which nobody reads and nothing keeps.
+        # A row without an entry runs padding, which is not read and not kept.
         lengths = [max(1, length) for length in entries.lengths]
         self._ops.feed_prefill(inputs, entries.token_ids, lengths, entries.first)
         flat = entries.hidden.reshape(1, -1)

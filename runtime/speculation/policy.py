@@ -91,7 +91,7 @@ class SpeculationPolicy:
 
     It starts on and measures both ways. The losing way is tried again seldom: time lost by
     speculating is followed by at least 100 times as much vanilla decoding, more with each trial
-    lost in a row. A size never measured begins as its nearest neighbour stands.
+    lost in a row. A size never measured begins in the state of its nearest neighbour.
     """
 
     def __init__(self, max_batch: int) -> None:
@@ -183,7 +183,7 @@ class _SizePolicy:
             self._spent += seconds
             if enough:
                 self._suspect()
-        # What the trial costs is told by the vanilla steps before it.
+        # The cost of the trial is measured by the vanilla steps before it.
         elif self._state == "off" and self._waited(seconds) and enough:
             self._begin("trying", self._rounds)
 

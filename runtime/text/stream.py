@@ -142,5 +142,5 @@ class TextStream:
         return self._matcher.push(self._decoder.push(token_id))
 
     def finish(self) -> str:
-        """Release what was held back; U+FFFD stands for a character that was cut."""
+        """Release what was held back; U+FFFD replaces a character that was cut."""
         return self._matcher.push(self._decoder.finish()) + self._matcher.finish()

@@ -44,7 +44,7 @@ class VisionRunner:
     ) -> "VisionRunner":
         """Load the tower of `folder`, which was checked before; raises `engine_*`, `out_of_memory`.
 
-        An engine that wants context memory gets it from whoever opens it.
+        An engine that needs context memory gets it from its caller.
         """
         with undoing() as undo:
             executor = EngineExecutor.create_for_tower(folder, config, options, device)

@@ -368,7 +368,7 @@ def main(arguments: list[str], kept: list[Any]) -> int:
     except JobError as error:
         emit("failed", kind=error.kind, message=str(error))
         return 1
-    except Exception as error:  # noqa: BLE001 - whoever waits for the last event gets one
+    except Exception as error:  # noqa: BLE001 - the parent waits for a last event
         emit("failed", kind="internal", message=f"{type(error).__name__}: {error}")
         return 1
     emit("built", **facts)

@@ -64,7 +64,7 @@ def _lacks(token: str) -> HearthError:
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
 MOST_PATCHES = 4096
-"""The largest call of a tower where nobody asks for another: scores grow with its square."""
+"""The largest call of a vision encoder by default: scores grow with its square."""
 _GELU: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 _ACTIVATIONS: dict[Family, dict[str, Activation]] = {
     "qwen3_vl": _GELU,
