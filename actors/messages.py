@@ -494,18 +494,15 @@ class Unpin(ActorMessage, tag="unpin"):
     client: int
 
 
-class LoadAdapter(ActorMessage, tag="load_adapter"):
-    """Rows may ask for this adapter from now on: it lies in `folder`, an absolute path."""
+class SetAdapter(ActorMessage, tag="set_adapter"):
+    """Serve an adapter from `folder`, an absolute path, or not any more where that is None.
+
+    Rows that have one which is not served any more fail with `adapter_unknown`.
+    """
 
     name: str
-    folder: str
-
-
-class UnloadAdapter(ActorMessage, tag="unload_adapter"):
-    """Rows may ask for this adapter no longer; those that have fail with `adapter_unknown`."""
-
-    name: str
+    folder: str | None
 
 
 ExecutorMessage = Schedule | RunTower | Unpin
-ExecutorControl = LoadAdapter | UnloadAdapter | SetLogLevel | Shutdown
+ExecutorControl = SetAdapter | SetLogLevel | Shutdown

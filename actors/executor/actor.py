@@ -19,13 +19,12 @@ from hearth.actors.messages import (
     ExecutorControl,
     ExecutorMessage,
     ImageTimes,
-    LoadAdapter,
     RunTower,
     Schedule,
+    SetAdapter,
     SetLogLevel,
     Shutdown,
     TokenizerMessage,
-    UnloadAdapter,
     Unpin,
 )
 from hearth.actors.supervisor_messages import (
@@ -48,14 +47,14 @@ class ExecutorAdapters:
     ) -> None:
         self._name, self._runtime, self._to_supervisor = name, runtime, to_supervisor
 
-    def load(self, asked: LoadAdapter) -> None:
+    def load(self, name: str, folder: Path) -> None:
         """Let rows ask for an adapter, if it can be loaded."""
-        answer = AdapterAnswer(self._name, asked.name)
+        answer = AdapterAnswer(self._name, name)
         try:
-            self._runtime.load_adapter(asked.name, Path(asked.folder))
+            self._runtime.load_adapter(name, folder)
         except HearthError as error:
-            _log.warning("an adapter is not served", adapter=asked.name, reason=error.message)
-            answer = AdapterAnswer(self._name, asked.name, error.code, error.message, error.field)
+            _log.warning("an adapter is not served", adapter=name, reason=error.message)
+            answer = AdapterAnswer(self._name, name, error.code, error.message, error.field)
         self._answer(answer)
 
     def unload(self, name: str) -> None:
@@ -283,10 +282,10 @@ class ExecutorActor:
     def _read_control(self) -> None:
         while (control := self._control.receive_nowait()) is not None:
             match control:
-                case LoadAdapter():
-                    self._adapters.load(control)
-                case UnloadAdapter(name):
+                case SetAdapter(name, None):
                     self._unload(name)
+                case SetAdapter(name, str(folder)):
+                    self._adapters.load(name, Path(folder))
                 case SetLogLevel(level):
                     set_level(level)
                 case Shutdown(after_rows):

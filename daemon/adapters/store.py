@@ -14,7 +14,7 @@ import anyio.to_thread
 import structlog
 from msgspec import structs
 
-from hearth.actors.messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from hearth.actors.messages import ExecutorControl, SetAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
 from hearth.daemon.configuration.places import adapters_folder
 from hearth.daemon.configuration.settings import Settings
@@ -169,9 +169,9 @@ class AdapterStore:
         self._stale.clear()
         # What was added while it was starting it may have missed, and what was removed not.
         for name in sorted(set(adapters) - set(found)):
-            self._tell(UnloadAdapter(name))
+            self._tell(SetAdapter(name, None))
         for name in sorted(set(kept) - set(found)):
-            self._tell(LoadAdapter(name, str(self._folder.of(name))))
+            self._tell(SetAdapter(name, str(self._folder.of(name))))
         self._problems = {name: found.get(name, "") for name in kept}
         for name in self.names:
             with suppress(HearthError):  # A fault of its files is reported where it is loaded.
@@ -203,7 +203,7 @@ class AdapterStore:
                 await self._load(name)
             except BaseException:
                 # It may have it all the same, or take it later, behind the deadline.
-                self._tell(UnloadAdapter(name))
+                self._tell(SetAdapter(name, None))
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(folder.remove, name)
                 raise
@@ -233,14 +233,14 @@ class AdapterStore:
         if not self._working:
             self._stale.add(name)
         await self._gone(name)
-        await self._ask(name, UnloadAdapter(name))
+        await self._ask(name, SetAdapter(name, None))
 
     async def _list(self, _asked: ListAdapters) -> AdapterList:
         found = await anyio.to_thread.run_sync(self._look)
         return AdapterList(str(self._folder.path), self._config.max_supported_lora_rank, found)
 
     async def _load(self, name: str) -> None:
-        answer = await self._ask(name, LoadAdapter(name, str(self._folder.of(name))))
+        answer = await self._ask(name, SetAdapter(name, str(self._folder.of(name))))
         if answer is not None and answer.code:
             raise HearthError(known_code(answer.code), answer.message, answer.field)
 

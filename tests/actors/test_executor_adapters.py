@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearth.actors.messages import LoadAdapter, UnloadAdapter
+from hearth.actors.messages import SetAdapter
 from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
@@ -19,7 +19,7 @@ def runtime() -> FakeRuntime:
 def house(runtime: FakeRuntime) -> Iterator[House]:
     with open_house(runtime) as made:
         for name in ("a", "b"):
-            made.control.post(LoadAdapter(name, f"/adapters/{name}"))
+            made.control.post(SetAdapter(name, f"/adapters/{name}"))
         yield made
 
 
@@ -39,7 +39,7 @@ def test_adapters_are_loaded_and_it_is_said(house: House, runtime: FakeRuntime) 
 
 
 def test_one_that_cannot_be_loaded_is_told_with_its_field(house: House) -> None:
-    house.control.post(LoadAdapter("c", ""))
+    house.control.post(SetAdapter("c", ""))
     house.start()
     answers = [house.adapter_answer() for _ in range(3)]
     told = answers[-1]
@@ -71,7 +71,9 @@ def test_an_unknown_adapter_fails_its_row_alone(house: House, runtime: FakeRunti
 
 
 def test_rows_of_an_adapter_that_is_removed_end(house: House, runtime: FakeRuntime) -> None:
-    runtime.before_step = lambda step: house.control.post(UnloadAdapter("a")) if step == 2 else None
+    runtime.before_step = lambda step: (
+        house.control.post(SetAdapter("a", None)) if step == 2 else None
+    )
     house.offer(row(1, "a", 10**6), row(2, "b"), row(3, "a"))
     house.offer(row(4, "b", 1), order=1.0)
     house.start()
@@ -89,7 +91,9 @@ def test_rows_of_an_adapter_that_is_removed_end(house: House, runtime: FakeRunti
 def test_rows_that_have_no_adapter_go_on_where_one_is_removed(
     house: House, runtime: FakeRuntime
 ) -> None:
-    runtime.before_step = lambda step: house.control.post(UnloadAdapter("a")) if step == 2 else None
+    runtime.before_step = lambda step: (
+        house.control.post(SetAdapter("a", None)) if step == 2 else None
+    )
     house.offer(row(1, "", 20), row(2, "a"))
     house.start()
     house.finish(1, 2)

@@ -7,7 +7,7 @@ import anyio
 import pytest
 from structlog.testing import capture_logs
 
-from hearth.actors.messages import ExecutorControl, LoadAdapter, UnloadAdapter
+from hearth.actors.messages import ExecutorControl, SetAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
 from hearth.daemon.adapters.store import AdapterFolder, AdapterStore
 from hearth.daemon.control.messages import (
@@ -78,7 +78,7 @@ class House:
         return True
 
     def obey(self, message: ExecutorControl) -> None:
-        assert isinstance(message, LoadAdapter | UnloadAdapter)
+        assert isinstance(message, SetAdapter)
         self.store.answered(AdapterAnswer("executor-1", message.name))
 
     async def gone(self, name: str) -> None:
@@ -94,7 +94,7 @@ async def test_what_is_added_is_served_once_the_executor_has_it() -> None:
     house.store.executor_ready({})
     house.events.clear()
     assert await house.ask(AddAdapter("a", "/s")) == AdapterAdded("a", 4, "home", 9)
-    assert house.events == [LoadAdapter("a", "/adapters/a"), ["a"]]
+    assert house.events == [SetAdapter("a", "/adapters/a"), ["a"]]
 
 
 async def test_an_adapter_of_another_base_is_served_with_a_warning() -> None:
@@ -115,7 +115,7 @@ async def test_what_is_removed_is_asked_for_no_more_before_those_end_who_have() 
     house.store.executor_ready({"a": "", "b": ""})
     house.events.clear()
     assert await house.ask(RemoveAdapter("a")) == AdapterRemoved("a")
-    assert house.events == [["b"], "a has gone", UnloadAdapter("a")]
+    assert house.events == [["b"], "a has gone", SetAdapter("a", None)]
 
 
 async def test_what_the_executor_refuses_is_not_kept() -> None:
@@ -129,7 +129,7 @@ async def test_what_the_executor_refuses_is_not_kept() -> None:
     assert (caught.value.code, caught.value.field) == ("out_of_memory", "adapters")
     assert house.folder.kept == house.store.names == []
     # It may have taken half of it, or will once it has time.
-    assert house.told[-1] == UnloadAdapter("a")
+    assert house.told[-1] == SetAdapter("a", None)
 
 
 async def test_what_an_executor_dies_of_is_not_kept() -> None:
@@ -152,9 +152,9 @@ async def test_what_nobody_waits_for_any_more_is_not_kept(*, served: bool) -> No
     with anyio.move_on_after(0.01) as waited:
         await house.ask(AddAdapter("a", "/s"))
     assert waited.cancelled_caught
-    assert house.folder.kept == house.store.names == []
-    first = UnloadAdapter("a") if served else LoadAdapter("a", "/adapters/a")
-    assert house.told == [first, UnloadAdapter("a")]
+    assert house.folder.kept == house.keeper.names == []
+    first = SetAdapter("a", None) if served else SetAdapter("a", "/adapters/a")
+    assert house.told == [first, SetAdapter("a", None)]
 
 
 async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
@@ -165,9 +165,9 @@ async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
     assert house.store.names == ["b"]
     assert not house.told
     # It read the folder before that.
-    house.store.executor_ready({"a": ""})
-    assert house.told == [UnloadAdapter("a"), LoadAdapter("b", "/adapters/b")]
-    assert house.store.names == ["b"]
+    house.keeper.executor_ready({"a": ""})
+    assert house.told == [SetAdapter("a", None), SetAdapter("b", "/adapters/b")]
+    assert house.keeper.names == ["b"]
 
 
 async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_executor_found() -> (
@@ -176,9 +176,9 @@ async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_e
     house = House("a")
     await house.ask(RemoveAdapter("a"))
     await house.ask(AddAdapter("a", "/other"))
-    house.store.executor_ready({"a": ""})
-    assert house.told == [UnloadAdapter("a"), LoadAdapter("a", "/adapters/a")]
-    assert house.store.names == ["a"]
+    house.keeper.executor_ready({"a": ""})
+    assert house.told == [SetAdapter("a", None), SetAdapter("a", "/adapters/a")]
+    assert house.keeper.names == ["a"]
     house.told.clear()
     house.store.executor_ready({"a": ""})
     assert house.told == []
@@ -223,9 +223,9 @@ async def test_one_whose_folder_is_gone_can_be_removed_and_added_again(
     house.folder.kept.clear()
     house.events.clear()
     await house.ask(asked)
-    assert house.events[:3] == [[], "a has gone", UnloadAdapter("a")]
+    assert house.events[:3] == [[], "a has gone", SetAdapter("a", None)]
     if isinstance(asked, RemoveAdapter):
         with pytest.raises(HearthError, match="there is no adapter a"):
             await house.ask(asked)
     else:
-        assert house.events[3:] == [LoadAdapter("a", "/adapters/a"), ["a"]]
+        assert house.events[3:] == [SetAdapter("a", "/adapters/a"), ["a"]]
