@@ -66,7 +66,7 @@ class ActorMessageHandler:
             self._note_placed(message)
             self._count_rounds(message.rounds)
             for row in message.rows:
-                self._row_arrived(sessions.StepRow(row, message.ended, message.detokenize_s))
+                self._row_arrived(row, message)
             self._on_step(message)
         else:
             request = self._find(message.rid)
@@ -114,8 +114,8 @@ class ActorMessageHandler:
 
     def _replay(self, request: sessions.OpenRequest) -> None:
         early, request.early = request.early, []
-        for row in early:
-            self._row_arrived(row)
+        for row, step in early:
+            self._row_arrived(row, step)
 
     def _converted(self, request: sessions.OpenRequest, message: Converted) -> None:
         text = message.text or ""
@@ -143,18 +143,17 @@ class ActorMessageHandler:
                 request.drafted += one.drafted
                 request.accepted_tokens += one.accepted
 
-    def _row_arrived(self, arrived: sessions.StepRow) -> None:
-        row = arrived.row
+    def _row_arrived(self, row: RowDelta, step: Deltas) -> None:
         request = self._find(row.rid)
         if request is None:
             return
         if not request.accepted or (request.images and request.embedded is None):
             # Two actors write to the door's inbox: tokens may overtake the scheduler's message.
-            request.early.append(arrived)
+            request.early.append((row, step))
             return
         if row.tokens or row.text:
-            _count(request, arrived)
-            self._delta(request, row, arrived.ended)
+            _count(request, row, step)
+            self._delta(request, row, step.ended)
         if row.finish is not None:
             self._tracker.done(request, row.finish)
 
@@ -207,12 +206,12 @@ def _field_of(request: sessions.OpenRequest, field: str | None) -> str | None:
     return known.get(field or "", field)
 
 
-def _count(request: sessions.OpenRequest, arrived: sessions.StepRow) -> None:
+def _count(request: sessions.OpenRequest, row: RowDelta, step: Deltas) -> None:
     if request.completion_tokens == 0:
-        request.first_token, request.first_left = arrived.ended, time.monotonic()
-    request.completion_tokens += len(arrived.row.tokens)
-    request.last_token = arrived.ended
-    request.detokenize_s += arrived.detokenize_s
+        request.first_token, request.first_left = step.ended, time.monotonic()
+    request.completion_tokens += len(row.tokens)
+    request.last_token = step.ended
+    request.detokenize_s += step.detokenize_s
 
 
 def _logprob(token: RowToken) -> protocol.TokenLogprob:

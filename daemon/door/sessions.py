@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from hearth.actors.messages import Embedded, RowDelta
+from hearth.actors.messages import Deltas, Embedded, RowDelta
 from hearth.actors.settings import Reloadable
 from hearth.daemon.door.settings import DoorSettings
 from hearth.runtime.errors import HearthError
@@ -99,19 +99,11 @@ Kind = Literal["generate", "convert", "status"]
 
 
 @dataclass(slots=True)
-class StepRow:
-    """Output of one engine step for one request, with the step's end and the detokenize time."""
-
-    row: RowDelta
-    ended: float
-    detokenize_s: float = 0.0
-
-
-@dataclass(slots=True)
 class OpenRequest:
     """A request without a terminal answer; times in seconds of the monotonic clock.
 
     The bytes of its pictures are in `slots`; `images` are the fields of its images and videos.
+    Text that came before the scheduler's words is in `early`, each with the step it is of.
     """
 
     rid: int
@@ -137,7 +129,7 @@ class OpenRequest:
     rounds: int = 0
     drafted: int = 0
     accepted_tokens: int = 0
-    early: list[StepRow] = field(default_factory=list)
+    early: list[tuple[RowDelta, Deltas]] = field(default_factory=list)
     chat: bool = False
     traceparent: str | None = None
     options: RequestOptions | None = None
