@@ -141,20 +141,6 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     parts: list[TurnPart] = []
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """An admitted request on its way to a place: what it asks of the runtime, and when it is due.
-
-    A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
-    `client` take turns with those of others.
-    """
-
-    rid: int
-    options: RequestOptions = RequestOptions()
-    priority: int = 0
-    deadline: Annotated[float, Meta(ge=0.0)] | None = None
-    client: int = 0
-
-
 Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
@@ -169,23 +155,27 @@ class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
 # --- to the tokenizer ---------------------------------------------------------------------
 
 
-class Prepare(ActorMessage, tag="prepare"):
-    """Turn a request into token ids and submit it; exactly one of turns and prompt is given."""
+class Request(ActorMessage, tag="request"):
+    """A request for text on its way to a place: what it asks of the runtime, and when it is due.
 
-    request: Request
-    turns: list[ChatTurn] | None
-    prompt: str | None
+    The front door gives it either `turns` or a `prompt`. The tokenizer has put `token_ids` and
+    `images` in their place at `encoded`; once the scheduler has admitted it its images are encoded.
+
+    A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
+    `client` take turns with those of others.
+    """
+
+    rid: int
+    options: RequestOptions = RequestOptions()
+    priority: int = 0
+    deadline: Annotated[float, Meta(ge=0.0)] | None = None
+    client: int = 0
+    turns: list[ChatTurn] | None = None
+    prompt: str | None = None
     visuals: list[Visual] = []
-
-    @property
-    def rid(self) -> int:
-        """The request's number."""
-        return self.request.rid
-
-    @property
-    def client(self) -> int:
-        """The number of who asks."""
-        return self.request.client
+    token_ids: list[int] = []
+    encoded: float = 0.0
+    images: list[PromptImage] = []
 
 
 class Convert(ActorMessage, tag="convert"):
@@ -301,7 +291,7 @@ class ClientGone(ActorMessage, tag="client_gone"):
 
 
 TokenizerMessage = (
-    Prepare
+    Request
     | Convert
     | Cancel
     | StepOutput
@@ -313,18 +303,6 @@ TokenizerMessage = (
 )
 
 # --- to the scheduler ---------------------------------------------------------------------
-
-
-class Submit(ActorMessage, tag="submit"):
-    """A tokenized request asks for a place in the queue; its ids were there at `encoded`.
-
-    Once it is admitted its images are encoded.
-    """
-
-    request: Request
-    token_ids: list[int]
-    encoded: float = 0.0
-    images: list[PromptImage] = []
 
 
 class AdapterGone(ActorMessage, tag="adapter_gone"):
@@ -340,7 +318,7 @@ class AskReport(ActorMessage, tag="ask_report"):
 
 
 SchedulerMessage = (
-    Submit
+    Request
     | Cancel
     | StepOutput
     | ExecutorReady
@@ -381,7 +359,7 @@ EncoderControl = SetLogLevel | Shutdown
 
 
 class Accepted(ActorMessage, tag="accepted"):
-    """The scheduler has queued the request; see `Submit`."""
+    """The scheduler has queued the request; see `Request`."""
 
     rid: int
     prompt_tokens: int

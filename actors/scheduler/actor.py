@@ -32,13 +32,13 @@ from hearth.actors.messages import (
     ExecutorLost,
     ExecutorMessage,
     ExecutorReady,
+    Request,
     RowsCut,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.actors.scheduler import encodings
@@ -122,7 +122,7 @@ class SchedulerActor:
     def _handle(self, message: SchedulerMessage | SchedulerControl) -> None:
         now = self._clock()
         match message:
-            case Submit():
+            case Request():
                 self._decisions += self._policy.submit(message, now)
             case Cancel(rid):
                 self._policy.cancel(rid)

@@ -7,12 +7,12 @@ from hearth.actors.messages import (
     Accepted,
     ExecutorLimits,
     ExecutorReady,
+    Request,
     RowsCut,
     RowsFailed,
     Schedule,
     SchedulerReport,
     StepOutput,
-    Submit,
     Unpin,
 )
 from hearth.actors.scheduler import encodings
@@ -224,14 +224,11 @@ class SchedulerPolicy:
         """
         self._settings.current = settings
 
-    def submit(self, message: Submit, now: float) -> list[Decision]:
+    def submit(self, request: Request, now: float) -> list[Decision]:
         """Admit a request or refuse it; of two with one number the first alone is heard."""
-        request = message.request
         if self._is_open(request.rid):
             return []
-        entry = RequestState(
-            request, message.token_ids, message.encoded, now, images=message.images
-        )
+        entry = RequestState(request, now)
         refusal = size_refusal(entry, self._settings.current, self._limits)
         if refusal is None and request.deadline is not None and request.deadline <= now:
             refusal = EXPIRED
@@ -455,7 +452,7 @@ class SchedulerPolicy:
         if entry.accepted:
             return []
         entry.accepted = True
-        return [Accepted(entry.rid, entry.prompt_tokens, entry.encoded)]
+        return [Accepted(entry.rid, entry.prompt_tokens, entry.request.encoded)]
 
     def _note_failure(self, entries: Sequence[RequestState], now: float) -> list[Decision]:
         """Suspect those that ran in a failure, and refuse what fails each time."""

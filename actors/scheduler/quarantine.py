@@ -63,6 +63,6 @@ def _digest(entry: RequestState) -> bytes:
     if not entry.digest:
         options = msgspec.structs.replace(entry.request.options, seed=None)
         images = [image.work.key for image in entry.images]
-        asked = msgspec.msgpack.encode((entry.token_ids, options, images))
+        asked = msgspec.msgpack.encode((entry.request.token_ids, options, images))
         entry.digest = hashlib.blake2b(asked, digest_size=16).digest()
     return entry.digest

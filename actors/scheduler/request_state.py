@@ -30,9 +30,9 @@ class RequestStatus(enum.Enum):
 class RequestState:
     """One admitted request at the scheduler, with the tokens generated so far.
 
-    Its ids were there at `encoded`. It stands in the queue as one that came at `queued`, and has
-    lost its place at `lost`, if it had one. It `gave_way` where it had not paid for that. Its
-    images wait in `embedded` once their embeddings are there.
+    It stands in the queue as one that came at `queued`, and has lost its place at `lost`, if it had
+    one. It `gave_way` where it had not paid for that. Its images wait in `embedded` once their
+    embeddings are there.
 
     Lined up at the executor, `arrival` is its virtual arrival and `order` that by which it gets a
     place. One that is `alone` shares the executor with nobody. It has its place since `placed`, and
@@ -42,15 +42,12 @@ class RequestState:
     """
 
     request: Request
-    token_ids: list[int]
-    encoded: float
     queued: float
     generated: list[int] = field(default_factory=list)
     accepted: bool = False
     digest: bytes = b""
     lost: float = -math.inf
     gave_way: bool = False
-    images: list[PromptImage] = field(default_factory=list)
     embedded: list[EmbeddedImage] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     arrival: float = 0.0
@@ -82,9 +79,14 @@ class RequestState:
         return self.request.options.adapter
 
     @property
+    def images(self) -> list[PromptImage]:
+        """The images of the prompt."""
+        return self.request.images
+
+    @property
     def prompt_tokens(self) -> int:
         """The length of the prompt in tokens."""
-        return len(self.token_ids)
+        return len(self.request.token_ids)
 
     @property
     def has_slot(self) -> bool:
@@ -126,7 +128,7 @@ class RequestState:
     def to_row(self) -> RowRequest:
         """The row that starts or continues this request."""
         return RowRequest(
-            token_ids=self.token_ids + self.generated,
+            token_ids=self.request.token_ids + self.generated,
             prompt_length=self.prompt_tokens,
             options=self.request.options,
             images=self.embedded,

@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import structlog
+from msgspec import structs
 
 from hearth.actors.addresses import (
     CONTROL_LIMIT,
@@ -32,7 +33,6 @@ from hearth.actors.messages import (
     ExecutorLost,
     ExecutorReady,
     Failed,
-    Prepare,
     PromptImage,
     Request,
     RowDelta,
@@ -41,7 +41,6 @@ from hearth.actors.messages import (
     SchedulerControl,
     SchedulerMessage,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY
@@ -154,9 +153,9 @@ class _Lane:
         self.limit = limit
         self.arrived = anyio.Event()
         self._clients: dict[int, int] = {}
-        self._waiting: dict[int, dict[int, Prepare | Convert]] = {}
+        self._waiting: dict[int, dict[int, Request | Convert]] = {}
 
-    def add(self, message: Prepare | Convert) -> int | None:
+    def add(self, message: Request | Convert) -> int | None:
         """Append a request, and wake who serves them; the number of one that finds no room."""
         refused = None
         if len(self._clients) > self.limit:
@@ -172,7 +171,7 @@ class _Lane:
         self.arrived.set()
         return refused
 
-    def first(self) -> Prepare | Convert | None:
+    def first(self) -> Request | Convert | None:
         """The request whose turn it is; it stays until it is removed."""
         requests = next(iter(self._waiting.values()), None)
         return None if requests is None else next(iter(requests.values()))
@@ -278,7 +277,7 @@ class TokenizerActor:
             await self._to_scheduler.send(told, SEND_TIMEOUT_S)
 
     async def _hear(
-        self, message: Prepare | Convert | Cancel | StepOutput | RowsFailed | RowsCut
+        self, message: Request | Convert | Cancel | StepOutput | RowsFailed | RowsCut
     ) -> None:
         try:
             match message:
@@ -291,7 +290,7 @@ class TokenizerActor:
                     await self._answer(Deltas(cut, time.monotonic()))
                 case Cancel():
                     await self._cancel(message)
-                case Prepare() | Convert():
+                case Request() | Convert():
                     await self._queue(message)
         except Exception:  # noqa: BLE001 - no message may end the actor
             _log.exception("a message failed", kind=type(message).__name__)
@@ -314,7 +313,7 @@ class TokenizerActor:
         if not any(waited):
             await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
-    async def _queue(self, message: Prepare | Convert) -> None:
+    async def _queue(self, message: Request | Convert) -> None:
         lane = self._bulk if _size(message) >= _BULK else self._intake
         refused = lane.add(message)
         if refused is not None:
@@ -322,9 +321,9 @@ class TokenizerActor:
                 Failed(refused, "queue_full", "too many requests wait: try again later")
             )
 
-    async def _serve(self, message: Prepare | Convert, lane: _Lane) -> None:
+    async def _serve(self, message: Request | Convert, lane: _Lane) -> None:
         try:
-            if isinstance(message, Prepare):
+            if isinstance(message, Request):
                 await self._submit(message, lane)
             else:
                 await self._convert(message)
@@ -332,7 +331,7 @@ class TokenizerActor:
             self._streams.drop(message.rid)
             await self._answer(_as_failed(message.rid, error))
 
-    async def _submit(self, message: Prepare, lane: _Lane) -> None:
+    async def _submit(self, message: Request, lane: _Lane) -> None:
         ids, images = await self._read(message)
         # From here on a cancel goes behind it.
         if not lane.remove(message.rid):
@@ -341,10 +340,18 @@ class TokenizerActor:
             field = "messages" if message.prompt is None else "prompt"
             raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
         # Opened before the scheduler knows of it, so that no token can come too early.
-        self._streams.open(message.request)
-        await self._to_scheduler.send(
-            Submit(message.request, ids, time.monotonic(), images), SEND_TIMEOUT_S
+        self._streams.open(message)
+        encoded = time.monotonic()
+        request = structs.replace(
+            message,
+            turns=None,
+            prompt=None,
+            visuals=[],
+            token_ids=ids,
+            encoded=encoded,
+            images=images,
         )
+        await self._to_scheduler.send(request, SEND_TIMEOUT_S)
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
@@ -357,11 +364,11 @@ class TokenizerActor:
         )
         await self._answer(Converted(request.rid, text=text))
 
-    async def _read(self, message: Prepare | Convert) -> tuple[list[int], list[PromptImage]]:
+    async def _read(self, message: Request | Convert) -> tuple[list[int], list[PromptImage]]:
         """The ids of what is asked, and its images if it is to be submitted."""
-        text = message.prompt if isinstance(message, Prepare) else message.text
+        text = message.prompt if isinstance(message, Request) else message.text
         if text is not None:
-            field = "prompt" if isinstance(message, Prepare) else "text"
+            field = "prompt" if isinstance(message, Request) else "text"
             encode = partial(self._tokenizer.encode, text, field)
             return await _run(encode, long=len(text) >= _LONG_TEXT), []
         turns, visuals = message.turns or [], message.visuals
@@ -468,15 +475,15 @@ def open_tokenizer(
     )
 
 
-def _size(message: Prepare | Convert) -> int:
+def _size(message: Request | Convert) -> int:
     """How many characters or ids there are to work through, or so many times as long it takes."""
     if isinstance(message, Convert) and message.tokens is not None:
         return len(message.tokens)
-    text = message.prompt if isinstance(message, Prepare) else message.text
+    text = message.prompt if isinstance(message, Request) else message.text
     if text is not None:
         return len(text)
     size = _letters(message.turns or ())
-    if isinstance(message, Prepare):
+    if isinstance(message, Request):
         # A digest of their bytes is made.
         frames = (frame for visual in message.visuals for frame in visual.frames)
         size += sum(frame.slot.size for frame in frames) // _HASHED

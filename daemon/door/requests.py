@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from hearth.actors.messages import AskReport, Convert, Prepare
+from hearth.actors.messages import AskReport, Convert, Request
 from hearth.actors.scheduler.admission import within_share
 from hearth.daemon.door.faults import fields_of, id_of
 from hearth.daemon.door.pictures import Filling, check_frames
@@ -56,7 +56,7 @@ class ClientMessageHandler:
         self._state = state
         self._tracker = tracker
         self._sessions = tracker.sessions
-        self._filling: deque[tuple[OpenRequest, Filling, Prepare | Convert]] = deque()
+        self._filling: deque[tuple[OpenRequest, Filling, Request | Convert]] = deque()
 
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
@@ -228,7 +228,7 @@ class ClientMessageHandler:
         request.chat = message.messages is not None
         self._state.totals["requests"] += 1
         asked = prepare(message, request.rid, deadline, session.number)
-        request.options = asked.request.options
+        request.options = asked.options
         request.pins = message.cache == "pin"
         session.pins |= request.pins
         self._pass_on(request, message.messages, pictures, asked)
@@ -268,7 +268,7 @@ class ClientMessageHandler:
         request: OpenRequest,
         messages: Sequence[Message] | None,
         frames: Sequence[memoryview],
-        asked: Prepare | Convert,
+        asked: Request | Convert,
     ) -> None:
         """Ask the tokenizer, once pictures are in the arena; a full arena ends the request."""
         if not frames or self._state.pictures is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hearth.actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
+from hearth.actors.messages import ChatTurn, Convert, Request, TurnPart
 from hearth.daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RequestOptions, check_options, seeded
@@ -54,10 +54,17 @@ def decode(data: bytes) -> ClientMessage:
     return message
 
 
-def prepare(message: Generate, rid: int, deadline: float | None, client: int) -> Prepare:
+def prepare(message: Generate, rid: int, deadline: float | None, client: int) -> Request:
     """Build the tokenizer's message of a generation."""
-    request = Request(rid, seeded(_options(message)), message.priority, deadline, client)
-    return Prepare(request, _turns(message.messages), message.prompt)
+    return Request(
+        rid,
+        seeded(_options(message)),
+        message.priority,
+        deadline,
+        client,
+        turns=_turns(message.messages),
+        prompt=message.prompt,
+    )
 
 
 def convert(message: Tokenize | Detokenize, rid: int, client: int) -> Convert:

@@ -10,9 +10,9 @@ from hearth.actors.messages import (
     EncoderReady,
     ExecutorLimits,
     ImageTimes,
+    Request,
     RowsFailed,
     Schedule,
-    Submit,
 )
 from hearth.actors.scheduler.encodings import ImageArenas
 from hearth.actors.scheduler.policy import SchedulerPolicy
@@ -39,7 +39,7 @@ class House:
         self.now += 0.01
         self.sent += [*decisions, *self.policy.tick(self.now)]
 
-    def submit(self, *messages: Submit) -> None:
+    def submit(self, *messages: Request) -> None:
         for message in messages:
             self.does(self.policy.submit(message, self.now))
 

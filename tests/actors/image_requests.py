@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from hearth.actors.arena import ArenaSlots, slot_bytes
-from hearth.actors.messages import ImageInput, ImageWork, PromptImage, Request, Submit, Visual
+from hearth.actors.messages import ImageInput, ImageWork, PromptImage, Request, Visual
 from hearth.actors.scheduler.encodings import ImageArenas
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import RequestOptions
@@ -39,12 +39,12 @@ def submit_images(
     priority: int = 0,
     deadline: float | None = None,
     layout: ImageLayout = LAYOUT,
-) -> Submit:
+) -> Request:
     """A request of a word before and one behind each of its images, by a client of its own."""
     images = [
         PromptImage(work(name, rid, layout), (ImageSpan(1 + place * (TOKENS + 1), TOKENS),))
         for place, name in enumerate(names)
     ]
     number = rid if client is None else client
-    request = Request(rid, RequestOptions(max_tokens=8), priority, deadline, number)
-    return Submit(request, [1] * (1 + len(names) * (TOKENS + 1)), images=images)
+    options, ids = RequestOptions(max_tokens=8), [1] * (1 + len(names) * (TOKENS + 1))
+    return Request(rid, options, priority, deadline, number, token_ids=ids, images=images)

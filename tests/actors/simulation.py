@@ -17,7 +17,6 @@ from hearth.actors.messages import (
     Schedule,
     SchedulerReport,
     StepOutput,
-    Submit,
 )
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.scheduler.request_state import RequestState, RequestStatus
@@ -60,17 +59,15 @@ def submit(
     deadline: float | None = None,
     client: int = 0,
     adapter: str = "",
-) -> Submit:
+) -> Request:
     """A request of `prompt` tokens that will generate exactly `tokens`."""
     options = RequestOptions(max_tokens=tokens, adapter=adapter)
-    request = Request(rid, options, priority, deadline, client)
-    return Submit(request, [1] * prompt)
+    return Request(rid, options, priority, deadline, client, token_ids=[1] * prompt)
 
 
 def entry(rid: int, queued: float = 0.0, **asked: Any) -> RequestState:
     """The same as it waits."""
-    message = submit(rid, **asked)
-    return RequestState(message.request, message.token_ids, encoded=0.0, queued=queued)
+    return RequestState(submit(rid, **asked), queued)
 
 
 @dataclass
@@ -137,9 +134,9 @@ class Simulation:
     def at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), action))
 
-    def arrive(self, when: float, message: Submit) -> None:
+    def arrive(self, when: float, message: Request) -> None:
         def action() -> None:
-            self.outcomes[message.request.rid] = Outcome(self.now)
+            self.outcomes[message.rid] = Outcome(self.now)
             self._apply(self.policy.submit(message, self.now))
 
         self.at(when, action)

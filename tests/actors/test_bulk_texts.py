@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import pytest
 
-from hearth.actors.messages import Cancel, ChatTurn, Convert, Converted, Failed, Submit
+from hearth.actors.messages import Cancel, ChatTurn, Convert, Converted, Failed, Request
 from hearth.actors.tokenizer import actor as module
 from hearth.runtime.text import Tokenizer
 from tests.actors.test_tokenizer import house, prepare
@@ -61,8 +61,8 @@ async def test_nobody_waits_for_the_very_long_texts_of_others(
             made.mail.post(Convert(rid, **work))
         made.mail.post(prepare(3))
         submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
-        assert submit.request.rid == 3
+        assert isinstance(submit, Request)
+        assert submit.rid == 3
         assert made.door.receive_nowait() is None
         slow.go.set()
         answers = [await made.door.receive() for _ in range(2)]
@@ -79,12 +79,12 @@ async def test_what_is_cancelled_before_its_turn_is_never_encoded(slow: Slow) ->
         for message in (prepare(2, LONG), prepare(3, LONG), Cancel(1), Cancel(2), prepare(4)):
             made.mail.post(message)
         submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
-        assert submit.request.rid == 4
+        assert isinstance(submit, Request)
+        assert submit.rid == 4
         slow.go.set()
         submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
-        assert submit.request.rid == 3
+        assert isinstance(submit, Request)
+        assert submit.rid == 3
         assert slow.encoded == 3, "the short one, the one that was being encoded, and the last"
 
 
@@ -101,8 +101,8 @@ async def test_very_long_texts_have_a_bound_of_their_own(
         slow.go.set()
         for rid in (1, 2, 3):
             submit = await made.scheduler.receive()
-            assert isinstance(submit, Submit)
-            assert submit.request.rid == rid
+            assert isinstance(submit, Request)
+            assert submit.rid == rid
 
 
 async def test_clients_take_turns_and_one_that_fills_the_lane_gives_way(

@@ -5,7 +5,7 @@ import threading
 import anyio.to_thread
 import pytest
 
-from hearth.actors.messages import Cancel, Deltas, Submit
+from hearth.actors.messages import Cancel, Deltas, Request
 from hearth.runtime.text import Tokenizer
 from tests.actors.stand_ins import SlowTokenizer
 from tests.actors.test_tokenizer import house, prepare, step
@@ -38,15 +38,15 @@ async def test_what_is_cancelled_while_it_is_encoded_is_not_submitted_and_steps_
         slow.go.set()
         made.mail.post(prepare(3))
         submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
-        assert submit.request.rid == 3
+        assert isinstance(submit, Request)
+        assert submit.rid == 3
         assert len(made.actor._streams) == 2
 
 
 async def test_a_cancel_behind_its_request_stays_behind_it(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
         made.mail.post(prepare(1))
-        assert isinstance(await made.scheduler.receive(), Submit)
+        assert isinstance(await made.scheduler.receive(), Request)
         made.mail.post(Cancel(1))
         assert await made.scheduler.receive() == Cancel(1)
         assert len(made.actor._streams) == 0

@@ -25,7 +25,6 @@ from hearth.actors.messages import (
     SchedulerReport,
     Shutdown,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.actors.scheduler.actor import open_scheduler
@@ -97,7 +96,7 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
             submit.post(ExecutorReady(1, WORK, ExecutorLimits(1, 511, 512)))
             for rid, prompt in prompts.items():
                 options = RequestOptions(max_tokens=120, ignore_eos=True)
-                submit.post(Submit(Request(rid, options), prompt))
+                submit.post(Request(rid, options, token_ids=prompt))
             while open_rids:
                 message = await tokenizer.receive()
                 assert isinstance(message, StepOutput)

@@ -17,7 +17,6 @@ from hearth.actors.messages import (
     Schedule,
     SchedulerMessage,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.actors.scheduler.policy import SchedulerPolicy
@@ -104,6 +103,6 @@ async def test_requests_wait_for_an_executor_that_can_be_reached() -> None:
     async with house() as made:
         made.submit.post(ExecutorReady(1, "nowhere", ExecutorLimits(8, 50, 100)))
         made.submit.post(READY)
-        made.submit.post(Submit(Request(1), [1, 2]))
+        made.submit.post(Request(1, token_ids=[1, 2]))
         assert await made.door.receive() == Accepted(1, 2)
         assert rids(await made.work.receive()) == [1]

@@ -30,7 +30,6 @@ from hearth.actors.messages import (
     Request,
     SchedulerMessage,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.runtime.errors import HearthError
@@ -72,7 +71,7 @@ async def test_messages_arrive_in_order_and_are_counted(context: ZmqContext, end
     receiver, sender = pair(context, endpoint)
     sent: list[SchedulerMessage] = [
         Cancel(rid=1),
-        Submit(Request(2, RequestOptions(top_k=3)), [5, 6]),
+        Request(2, RequestOptions(top_k=3), token_ids=[5, 6]),
         AskReport(3),
     ]
     for message in sent:
@@ -158,7 +157,7 @@ def fill(sender: Sender[SchedulerMessage]) -> int:
     sent = 0
     with suppress(MailboxFull):
         while True:
-            sender.send_blocking(Submit(Request(1), [1] * 4000), 0.1)
+            sender.send_blocking(Request(1, token_ids=[1] * 4000), 0.1)
             sent += 1
     return sent
 
@@ -275,7 +274,7 @@ def test_mutated_mail_never_raises(context: ZmqContext) -> None:
     seeds = [
         msgspec.msgpack.encode(message)
         for message in (
-            Submit(Request(1, RequestOptions(logit_bias=((3, 1.0),)), 2), [1, 2, 300]),
+            Request(1, RequestOptions(logit_bias=((3, 1.0),)), 2, token_ids=[1, 2, 300]),
             StepOutput(3, 1, 2, placed=[4], preempted={1: [2]}),
             Cancel(1),
         )
@@ -299,7 +298,7 @@ def test_too_large_a_message_is_refused_by_the_sender(
     monkeypatch.setattr(mailbox_module, "MAX_MESSAGE_BYTES", 100)
     receiver, sender = pair(context, "inproc://large")
     with pytest.raises(HearthError, match="at most 100") as caught:
-        sender.post(Submit(Request(1), list(range(200))))
+        sender.post(Request(1, token_ids=list(range(200))))
     assert caught.value.code == "invalid_value"
     assert next_mail(receiver, 0.05) is None
     close(receiver, sender)

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from hearth.actors.messages import Accepted, Request, RowsFailed, Schedule, Submit
+from hearth.actors.messages import Accepted, Request, RowsFailed, Schedule
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.scheduler.quarantine import MEMORY_S
 from hearth.actors.settings import PolicySettings
@@ -38,8 +38,8 @@ class Desk:
         decisions = []
         for prompt in prompts:
             self.rid += 1
-            request = Request(self.rid, RequestOptions(max_tokens=9, seed=self.rid))
-            decisions += self.policy.submit(Submit(request, prompt), self.now)
+            options = RequestOptions(max_tokens=9, seed=self.rid)
+            decisions += self.policy.submit(Request(self.rid, options, token_ids=prompt), self.now)
         return decisions
 
     def offer(self) -> dict[int, list[int]]:

@@ -9,7 +9,7 @@ from hearth.runtime.request import RequestOptions
 
 def entry(rid: int, token: int = 1, seed: int | None = None, max_tokens: int = 8) -> RequestState:
     options = RequestOptions(seed=seed, max_tokens=max_tokens)
-    return RequestState(Request(rid, options), [token, 2, 3], encoded=0.0, queued=0.0)
+    return RequestState(Request(rid, options, token_ids=[token, 2, 3]), queued=0.0)
 
 
 def test_who_ran_when_the_executor_failed_runs_alone_and_a_second_time_is_guilty() -> None:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import anyio
 import pytest
 import zmq
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from hearth.actors.mailbox import Receiver, Sender
@@ -21,13 +22,11 @@ from hearth.actors.messages import (
     Deltas,
     DoorMessage,
     Failed,
-    Prepare,
     Request,
     RowsFailed,
     SchedulerControl,
     SchedulerMessage,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.actors.tokenizer import actor as module
@@ -95,8 +94,8 @@ async def house(
         context.term()
 
 
-def prepare(rid: int, prompt: str = "the lamp", stop: tuple[str, ...] = ()) -> Prepare:
-    return Prepare(asked(rid, stop), None, prompt)
+def prepare(rid: int, prompt: str = "the lamp", stop: tuple[str, ...] = ()) -> Request:
+    return structs.replace(asked(rid, stop), prompt=prompt)
 
 
 def asked(rid: int, stop: tuple[str, ...] = ()) -> Request:
@@ -118,16 +117,17 @@ async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> 
         sent = time.monotonic()
         made.mail.post(prepare(1))
         submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
-        assert (submit.request, submit.token_ids) == (asked(1), tokenizer.encode("the lamp"))
-        assert sent < submit.encoded <= time.monotonic()
+        assert isinstance(submit, Request)
+        ids, encoded = tokenizer.encode("the lamp"), submit.encoded
+        assert submit == structs.replace(asked(1), token_ids=ids, encoded=encoded)
+        assert sent < encoded <= time.monotonic()
 
 
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
     async with house(tokenizer) as made:
-        made.mail.post(Prepare(Request(1), [ChatTurn("user", "hi")], None))
+        made.mail.post(Request(1, turns=[ChatTurn("user", "hi")]))
         submit = await made.scheduler.receive()
-        assert isinstance(submit, Submit)
+        assert isinstance(submit, Request)
         assert submit.token_ids == tokenizer.encode_chat([("user", "hi")])
 
 
@@ -255,7 +255,7 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         (prepare(1, ""), "prompt_empty", "prompt"),
         (prepare(1, stop=("",)), "invalid_value", "stop"),
         (
-            Prepare(Request(1), [ChatTurn("tool", "x")], None),
+            Request(1, turns=[ChatTurn("tool", "x")]),
             "invalid_value",
             "messages",
         ),
@@ -263,7 +263,7 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
     ],
 )
 async def test_what_cannot_be_encoded_fails_with_its_field(
-    tokenizer: Tokenizer, request_: Prepare | Convert, code: str, field: str
+    tokenizer: Tokenizer, request_: Request | Convert, code: str, field: str
 ) -> None:
     async with house(tokenizer) as made:
         made.mail.post(request_)
@@ -303,7 +303,7 @@ async def test_too_many_waiting_requests_are_refused_and_a_cancel_makes_room(
         assert (failed.rid, failed.code) == (3, "queue_full")
         slow.go.set()
         submits = [await made.scheduler.receive() for _ in range(2)]
-        assert [one.request.rid for one in submits if isinstance(one, Submit)] == [1, 4]
+        assert [one.rid for one in submits if isinstance(one, Request)] == [1, 4]
 
 
 async def test_a_fault_in_one_request_ends_nothing_else(
@@ -321,7 +321,7 @@ async def test_a_fault_in_one_request_ends_nothing_else(
         assert (failed.rid, failed.code) == (1, "internal")
         assert logs[0]["rid"] == 1
         made.mail.post(prepare(2))
-        assert isinstance(await made.scheduler.receive(), Submit)
+        assert isinstance(await made.scheduler.receive(), Request)
 
 
 async def test_a_fault_of_ours_in_a_step_does_not_end_the_actor(tokenizer: Tokenizer) -> None:
@@ -329,7 +329,7 @@ async def test_a_fault_of_ours_in_a_step_does_not_end_the_actor(tokenizer: Token
         with capture_logs() as logs, patch.object(made.actor, "_step", None):
             made.mail.post(step([(1, 5)]))
             made.mail.post(prepare(2))
-            assert isinstance(await made.scheduler.receive(), Submit)
+            assert isinstance(await made.scheduler.receive(), Request)
         assert logs[0]["kind"] == "StepOutput"
 
 

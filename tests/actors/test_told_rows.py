@@ -15,9 +15,9 @@ from hearth.actors.messages import (
     Deltas,
     ExecutorLost,
     Failed,
+    Request,
     RowsFailed,
     StepOutput,
-    Submit,
 )
 from hearth.runtime.request import RowToken
 from hearth.runtime.text import Tokenizer
@@ -125,7 +125,7 @@ async def test_a_client_that_has_gone_is_told_of_behind_all_that_it_asked(
 ) -> None:
     async with house(tokenizer) as made:
         made.mail.post(prepare(1))
-        assert isinstance(await made.scheduler.receive(), Submit)
+        assert isinstance(await made.scheduler.receive(), Request)
         for message in (Cancel(1), ClientGone(7)):
             made.mail.post(message)
         assert [await made.scheduler.receive() for _ in range(2)] == [Cancel(1), ClientGone(7)]

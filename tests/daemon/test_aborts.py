@@ -21,11 +21,11 @@ from hearth.actors.messages import (
     Cancel,
     ExecutorLimits,
     ExecutorReady,
+    Request,
     RowsFailed,
     Schedule,
     SchedulerReport,
     StepOutput,
-    Submit,
 )
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
@@ -183,7 +183,7 @@ class World:
     def _scheduler_hears(self, message: Any) -> None:
         policy, now = self.policy, self.now
         match message:
-            case Submit():
+            case Request():
                 self._carry_out(policy.submit(message, now))
             case Cancel(rid):
                 policy.cancel(rid)

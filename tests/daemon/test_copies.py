@@ -20,10 +20,8 @@ from hearth.actors.messages import (
     Encoded,
     EncoderReady,
     ImageTimes,
-    Prepare,
     Request,
     Schedule,
-    Submit,
     Visual,
 )
 from hearth.actors.scheduler.encodings import ImageArenas
@@ -86,10 +84,10 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     with no_copy():
         # The one copy: into memory that was there before.
         visuals = taken(Pictures(eyes.arena), [("messages[0].content[0]", part)], frame)
-        prepare = Prepare(Request(1), [turn(IMAGE)], None, visuals)
-        prompt = eyes.images.encode(prepare.turns or [], visuals)
+        asked = Request(1, turns=[turn(IMAGE)], visuals=visuals)
+        prompt = eyes.images.encode(asked.turns or [], visuals)
         works = eyes.images.works(prompt, visuals)
-        policy.submit(Submit(Request(1), prompt.ids, images=works), 0.0)
+        policy.submit(Request(1, token_ids=prompt.ids, images=works), 0.0)
         (work,) = [one for one in policy.tick(0.0) if isinstance(one, Encode)]
     assert bytes(eyes.arena.view(work.work.visual.frames[0].slot)) == frame
     shape = (4, work.work.layout.tokens, 1024)
@@ -105,4 +103,4 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     assert (read == 7.0).all()
     # Behind what ids the prompt has, no message is longer for the picture's bytes.
     ids = size(prompt.ids)
-    assert max(size(prepare), size(work), size(works), size(wanted) - ids) < 1000
+    assert max(size(asked), size(work), size(works), size(wanted) - ids) < 1000

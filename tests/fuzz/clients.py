@@ -184,7 +184,7 @@ class Clients:
 
     def _note_opened(self) -> None:
         for message in (*self.tokenizer.take(), *self.scheduler.take()):
-            if isinstance(message, (m.Prepare, m.Convert, m.AskReport)):
+            if isinstance(message, (m.Request, m.Convert, m.AskReport)):
                 request = self.door.sessions.find(message.rid)
                 assert request is not None
                 assert message.rid not in self.open

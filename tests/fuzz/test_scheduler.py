@@ -88,7 +88,7 @@ class House:
         """A request of a new number."""
         self._next += 1
         self.rids[:] = [*self.rids[-7:], self._next + (1 << 20)]
-        return await self.tell_good(self.inbox, m.Submit(m.Request(self.rids[-1]), [1, 2]))
+        return await self.tell_good(self.inbox, m.Request(self.rids[-1], token_ids=[1, 2]))
 
     async def play_executor(self, heard: list[Any]) -> None:
         """Take what is wanted, and end it at once, until nothing more is."""

@@ -54,10 +54,10 @@ class House:
             assert heard == []
             return heard
         message = self._known.decode(data)
-        if isinstance(message, m.Prepare | m.Convert):
+        if isinstance(message, m.Request | m.Convert):
             (answer,) = heard
             assert answer_of(answer) == message.rid
-            if isinstance(answer, m.Submit):
+            if isinstance(answer, m.Request):
                 self.opened.append(message.rid)
         failed = [one.rid for one in heard if isinstance(one, m.Failed)]
         assert len(failed) == len(set(failed)) or isinstance(message, m.RowsFailed | m.StepOutput)
@@ -70,26 +70,23 @@ class House:
 
     async def works(self) -> None:
         """A good request is passed on, and its token comes as text."""
-        request = m.Request(77)
-        (submit,) = await self.tell(ENCODE(m.Prepare(request, None, "a")))
-        assert isinstance(submit, m.Submit)
+        (submit,) = await self.tell(ENCODE(m.Request(77, prompt="a")))
+        assert isinstance(submit, m.Request)
         token = RowToken(0, submit.token_ids[0], finish="length")
         await self.tell(ENCODE(m.ExecutorReady(9, "w", m.ExecutorLimits(1, 1, 1))))
         step = m.StepOutput(9, 1, 1, [77], [token], 1.0)
         heard = await self.tell(ENCODE(step))
         (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
         assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")
-        asked = m.Prepare(m.Request(78), [turn(IMAGE)], None, [self.picture])
+        asked = m.Request(78, turns=[turn(IMAGE)], visuals=[self.picture])
         (submit,) = await self.tell(ENCODE(asked))
-        assert isinstance(submit, m.Submit)
+        assert isinstance(submit, m.Request)
         assert len(submit.images) == 1
 
 
 def answer_of(message: m.DoorMessage | m.SchedulerMessage) -> int:
     """The request that a message is about."""
-    if isinstance(message, m.Submit):
-        return message.request.rid
-    assert isinstance(message, m.Failed | m.Converted)
+    assert isinstance(message, m.Request | m.Failed | m.Converted)
     return message.rid
 
 

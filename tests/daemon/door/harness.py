@@ -49,7 +49,7 @@ class FakeActors:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
         self.step_s = step_s
-        self.prepared: list[m.Prepare] = []
+        self.prepared: list[m.Request] = []
         self.heard: dict[int, float] = {}
         self.cancelled: list[int] = []
         self.control_cancelled: list[int] = []
@@ -72,7 +72,7 @@ class FakeActors:
         tasks.start_soon(self._watch_control)
         while True:
             message = await self.tokenizer.receive()
-            if isinstance(message, m.Prepare):
+            if isinstance(message, m.Request):
                 self.prepared.append(message)
                 tasks.start_soon(self._play, message)
             elif isinstance(message, m.Convert):
@@ -99,7 +99,7 @@ class FakeActors:
             text = message.text or "".join(turn.content for turn in message.turns or [])
             await self._send(m.Converted(message.rid, tokens=[ord(c) for c in text]))
 
-    async def _play(self, message: m.Prepare) -> None:
+    async def _play(self, message: m.Request) -> None:
         turn = (message.turns or [m.ChatTurn("user", "")])[-1]
         text = message.prompt or turn.content or "".join(part.text for part in turn.parts)
         word, rid = text.split()[0], message.rid
@@ -127,8 +127,8 @@ class FakeActors:
         elif word != "hang":
             await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
 
-    async def _count(self, message: m.Prepare, first: int, *, flood: bool) -> None:
-        limit = message.request.options.max_tokens or 256
+    async def _count(self, message: m.Request, first: int, *, flood: bool) -> None:
+        limit = message.options.max_tokens or 256
         for index in range(first, limit):
             if message.rid in self.cancelled:
                 return

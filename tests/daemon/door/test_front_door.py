@@ -101,7 +101,7 @@ def test_done_tells_of_the_rounds_of_speculation(door: Harness) -> None:
         assert generation.text() == "x" * 6
         done, plain = generation.done, client.generate("count", max_tokens=1)
         plain.text()
-    assert door.actors.prepared[0].request.options.speculation is True
+    assert door.actors.prepared[0].options.speculation is True
     assert done is not None
     assert done.usage.completion_tokens == 6
     assert done.speculation == Speculation(rounds=3, drafted=15, accepted=6, accept_length=2.0)
@@ -272,7 +272,7 @@ def test_a_deadline_ends_a_request() -> None:
         with pytest.raises(HearthClientError, match="deadline_exceeded"):
             client.generate("hang", deadline_s=0.05).text()
         until(lambda: len(door.actors.cancelled) == 1)
-        deadline = door.actors.prepared[0].request.deadline
+        deadline = door.actors.prepared[0].deadline
         assert deadline is not None
         assert deadline <= time.monotonic()
 

@@ -10,7 +10,7 @@ import pytest
 
 from hearth.actors.arena import Arena
 from hearth.actors.mailbox import Sender
-from hearth.actors.messages import Prepare
+from hearth.actors.messages import Request
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.pictures import Pictures
 from hearth.daemon.door.request_tracker import RequestTracker
@@ -62,7 +62,7 @@ class Counter:
 
     def asked(self) -> list[int]:
         """How many images each request has of which the tokenizer knows."""
-        return [len(one.visuals) for one in self.tokenizer.posted if isinstance(one, Prepare)]
+        return [len(one.visuals) for one in self.tokenizer.posted if isinstance(one, Request)]
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.actors.messages import ChatTurn, Convert, Prepare, Request, TurnPart
+from hearth.actors.messages import ChatTurn, Convert, Request, TurnPart
 from hearth.daemon.door import faults
 from hearth.daemon.door.faults import explain, fields_of
 from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
@@ -195,9 +195,9 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
         logprobs=0,
         ignore_eos=True,
     )
-    assert asked == Prepare(Request(9, options, 2, 12.5, 4), [ChatTurn("user", "hi")], None)
+    assert asked == Request(9, options, 2, 12.5, 4, turns=[ChatTurn("user", "hi")])
     seeded = prepare(Generate(id="a", prompt="x", seed=0, speculation=False), 1, None, 1)
-    assert seeded.request.options == RequestOptions(seed=0, speculation=False)
+    assert seeded.options == RequestOptions(seed=0, speculation=False)
 
 
 def test_every_option_of_generate_reaches_the_actors() -> None:

@@ -24,7 +24,6 @@ from hearth.actors.messages import (
     RowsFailed,
     SchedulerMessage,
     StepOutput,
-    Submit,
     TokenizerMessage,
 )
 from hearth.actors.scheduler.actor import open_scheduler
@@ -117,7 +116,7 @@ class House:
 
     def submit(self, rid: int, tokens: int) -> None:
         options = RequestOptions(max_tokens=tokens, ignore_eos=True)
-        self.to_scheduler.post(Submit(Request(rid, options), [1, 2, 3]))
+        self.to_scheduler.post(Request(rid, options, token_ids=[1, 2, 3]))
 
     async def hear(self) -> TokenizerMessage:
         """The next message to the tokenizer, which tells the scheduler what became of rows."""
