@@ -198,7 +198,7 @@ class Cancel(ActorMessage, tag="cancel"):
     rid: int
 
 
-class RowsFailed(ActorMessage, tag="rows_failed"):
+class Failed(ActorMessage, tag="failed"):
     """These requests ended in a failure; `code` is one of `hearth.runtime.errors.CODES`.
 
     Where the scheduler has no room for one `ahead` others have to go before there is.
@@ -236,7 +236,7 @@ class StepOutput(ActorMessage, tag="step_output"):
     begun: dict[int, float] = {}
     finished: list[int] = []
     preempted: dict[int, list[int]] = {}
-    failed: list[RowsFailed] = []
+    failed: list[Failed] = []
     missing: list[int] = []
     images: list[Encoded | EncodeFailed] = []
     retiring: bool = False
@@ -295,7 +295,7 @@ TokenizerMessage = (
     | Convert
     | Cancel
     | StepOutput
-    | RowsFailed
+    | Failed
     | RowsCut
     | ExecutorReady
     | ExecutorLost
@@ -402,16 +402,6 @@ class Deltas(ActorMessage, tag="deltas"):
     rounds: list[RowRound] = []
     detokenize_s: float = 0.0
     cached: dict[int, int] = {}
-
-
-class Failed(ActorMessage, tag="failed"):
-    """The request ended in a failure; see `RowsFailed`."""
-
-    rid: int
-    code: str
-    message: str
-    field: str | None = None
-    ahead: int = 0
 
 
 class Converted(ActorMessage, tag="converted"):

@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from msgspec import structs
 
-from hearth.actors.messages import Encoded, EncodeFailed, RowsFailed, Schedule, StepOutput
+from hearth.actors.messages import Encoded, EncodeFailed, Failed, Schedule, StepOutput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.request import RowRequest, RowToken
@@ -119,7 +119,7 @@ class ExecutorRows:
         failed = list(rids)
         if not failed:
             return []
-        self._output.failed.append(RowsFailed(failed, error.code, error.message, error.field))
+        self._output.failed.append(Failed(failed, error.code, error.message, error.field))
         self.changed = True
         return [number for rid in failed if (number := self._remove(rid)) is not None]
 

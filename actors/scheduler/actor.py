@@ -32,9 +32,9 @@ from hearth.actors.messages import (
     ExecutorLost,
     ExecutorMessage,
     ExecutorReady,
+    Failed,
     Request,
     RowsCut,
-    RowsFailed,
     SchedulerControl,
     SchedulerMessage,
     SchedulerReport,
@@ -168,7 +168,7 @@ class SchedulerActor:
 
     async def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case RowsFailed() | RowsCut():
+            case Failed() | RowsCut():
                 await self._to_tokenizer.send(decision, SEND_TIMEOUT_S)
             case Accepted() | Embedded() | SchedulerReport():
                 await self._to_door.send(decision, SEND_TIMEOUT_S)

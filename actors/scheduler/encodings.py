@@ -15,10 +15,10 @@ from hearth.actors.messages import (
     EncodeFailed,
     EncoderLost,
     EncoderReady,
+    Failed,
     ImageTimes,
     Patched,
     PromptImage,
-    RowsFailed,
     RunTower,
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY, Refusal, within_share
@@ -35,7 +35,7 @@ Told = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
 """What is heard of images."""
 IsOpen = Callable[[int], bool]
 """Whether the request of this number has not ended yet."""
-Sent = Encode | DropWork | RunTower | Embedded | RowsFailed
+Sent = Encode | DropWork | RunTower | Embedded | Failed
 """What is to be sent: Encode and DropWork to the encoder, RunTower to the executor."""
 
 
@@ -317,7 +317,7 @@ class Encodings:
 
     def _refuse(
         self, entries: Iterable[RequestState], key: bytes, code: str, text: str
-    ) -> list[tuple[RequestState, RowsFailed]]:
+    ) -> list[tuple[RequestState, Failed]]:
         """Fail those of the requests that wait for a key."""
         failed = []
         for entry in entries:
@@ -325,7 +325,7 @@ class Encodings:
             if key in keys:
                 self._waiting.remove(entry.rid)
                 field = f"images[{keys.index(key)}]"
-                failed.append((entry, RowsFailed([entry.rid], code, text, field)))
+                failed.append((entry, Failed([entry.rid], code, text, field)))
         return failed
 
     def _lose(self, where: Literal["encoder", "tower"], code: str, reason: str) -> list[Sent]:

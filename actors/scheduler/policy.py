@@ -7,9 +7,9 @@ from hearth.actors.messages import (
     Accepted,
     ExecutorLimits,
     ExecutorReady,
+    Failed,
     Request,
     RowsCut,
-    RowsFailed,
     Schedule,
     SchedulerReport,
     StepOutput,
@@ -177,8 +177,8 @@ def _is_given_up(row: RequestState, output: StepOutput) -> bool:
     )
 
 
-Decision = Accepted | RowsFailed | RowsCut | Schedule | Unpin | SchedulerReport | encodings.Sent
-"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, RowsFailed and
+Decision = Accepted | Failed | RowsCut | Schedule | Unpin | SchedulerReport | encodings.Sent
+"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, Failed and
 RowsCut to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
 """
 
@@ -324,7 +324,7 @@ class SchedulerPolicy:
         self._queue.push(row)
         self._requeued += 1
 
-    def _rows_failed(self, failures: Iterable[RowsFailed], now: float) -> list[RequestState]:
+    def _rows_failed(self, failures: Iterable[Failed], now: float) -> list[RequestState]:
         """Take out the rows that failed; those of which one may have failed the executor."""
         suspects = []
         for failure in failures:
@@ -374,7 +374,7 @@ class SchedulerPolicy:
         running = [row.rid for row in lost if row.has_slot and not row.ends]
         if running:
             message = f"the executor was lost ({reason}): send the request again"
-            decisions.append(RowsFailed(running, "executor_failed", message))
+            decisions.append(Failed(running, "executor_failed", message))
         for row in lost:
             if not row.has_slot and not row.ends:
                 self._queue.push(row)
@@ -480,5 +480,5 @@ class SchedulerPolicy:
         return [_failed(expired, EXPIRED)] if expired else []
 
 
-def _failed(rids: list[int], refusal: Refusal) -> RowsFailed:
-    return RowsFailed(rids, refusal.code, refusal.message, refusal.field, refusal.ahead)
+def _failed(rids: list[int], refusal: Refusal) -> Failed:
+    return Failed(rids, refusal.code, refusal.message, refusal.field, refusal.ahead)

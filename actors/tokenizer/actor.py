@@ -37,7 +37,6 @@ from hearth.actors.messages import (
     Request,
     RowDelta,
     RowsCut,
-    RowsFailed,
     SchedulerControl,
     SchedulerMessage,
     StepOutput,
@@ -99,7 +98,7 @@ class TextStreams:
 
 def failed_with(rid: int, code: str) -> Failed:
     """The failure `code` of one request, told in Hearth's words."""
-    return Failed(rid, code, _SENTENCES.get(code, _INTERNAL))
+    return Failed([rid], code, _SENTENCES.get(code, _INTERNAL))
 
 
 def joined(first: RowDelta, second: RowDelta) -> RowDelta:
@@ -277,13 +276,13 @@ class TokenizerActor:
             await self._to_scheduler.send(told, SEND_TIMEOUT_S)
 
     async def _hear(
-        self, message: Request | Convert | Cancel | StepOutput | RowsFailed | RowsCut
+        self, message: Request | Convert | Cancel | StepOutput | Failed | RowsCut
     ) -> None:
         try:
             match message:
                 case StepOutput():
                     await self._step(message)
-                case RowsFailed():
+                case Failed():
                     await self._rows_failed(message)
                 case RowsCut(rids):
                     cut = [row for rid in rids if (row := self._streams.cut(rid)) is not None]
@@ -318,7 +317,7 @@ class TokenizerActor:
         refused = lane.add(message)
         if refused is not None:
             await self._answer(
-                Failed(refused, "queue_full", "too many requests wait: try again later")
+                Failed([refused], "queue_full", "too many requests wait: try again later")
             )
 
     async def _serve(self, message: Request | Convert, lane: _Lane) -> None:
@@ -409,12 +408,10 @@ class TokenizerActor:
         for failed in step.failed:
             await self._rows_failed(failed)
 
-    async def _rows_failed(self, message: RowsFailed) -> None:
+    async def _rows_failed(self, message: Failed) -> None:
         for rid in message.rids:
             self._streams.drop(rid)
-            await self._answer(
-                Failed(rid, message.code, message.message, message.field, message.ahead)
-            )
+        await self._answer(message)
 
     async def _leave(self, rid: int) -> None:
         """Have the executor drop a row that goes on; without it the row only runs in vain."""
@@ -501,9 +498,9 @@ async def _run(work: Callable[[], T], *, long: bool) -> T:
 def _as_failed(rid: int, error: Exception) -> Failed:
     if isinstance(error, MailboxFull):
         _log.warning("the scheduler takes no mail", rid=rid)
-        return Failed(rid, error.code, "the scheduler is behind: try again later")
+        return Failed([rid], error.code, "the scheduler is behind: try again later")
     if isinstance(error, HearthError):
-        return Failed(rid, error.code, error.message, error.field)
+        return Failed([rid], error.code, error.message, error.field)
     _log.error("a request could not be prepared", rid=rid, exc_info=error)
     return failed_with(rid, "internal")
 

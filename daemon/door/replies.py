@@ -68,6 +68,10 @@ class ActorMessageHandler:
             for row in message.rows:
                 self._row_arrived(row, message)
             self._on_step(message)
+        elif isinstance(message, Failed):
+            for rid in message.rids:
+                if (failed := self._find(rid)) is not None:
+                    self._fail(failed, message)
         else:
             request = self._find(message.rid)
             if request is not None:
@@ -80,7 +84,7 @@ class ActorMessageHandler:
     def _answer(
         self,
         request: sessions.OpenRequest,
-        message: Accepted | Embedded | Failed | Converted | SchedulerReport,
+        message: Accepted | Embedded | Converted | SchedulerReport,
     ) -> None:
         if isinstance(message, Accepted):
             self._accepted(request, message)
@@ -88,15 +92,16 @@ class ActorMessageHandler:
             request.embedded = message
             request.images_s = time.monotonic() - request.opened - request.tokenize_s
             self._replay(request)
-        elif isinstance(message, Failed):
-            # Codes are counted, and clients know the documented ones alone.
-            code = message.code if message.code in CODES else "internal"
-            field = _field_of(request, message.field)
-            self._tracker.fail(request, code, message.message, field, message.ahead)
         elif isinstance(message, Converted):
             self._converted(request, message)
         else:
             self._tracker.reply(request, self._report(request.id, message))
+
+    def _fail(self, request: sessions.OpenRequest, failed: Failed) -> None:
+        # Codes are counted, and clients know the documented ones alone.
+        code = failed.code if failed.code in CODES else "internal"
+        field = _field_of(request, failed.field)
+        self._tracker.fail(request, code, failed.message, field, failed.ahead)
 
     def _accepted(self, request: sessions.OpenRequest, message: Accepted) -> None:
         if request.accepted:

@@ -9,9 +9,9 @@ from hearth.actors.messages import (
     Encoded,
     EncoderReady,
     ExecutorLimits,
+    Failed,
     ImageTimes,
     Request,
-    RowsFailed,
     Schedule,
 )
 from hearth.actors.scheduler.encodings import ImageArenas
@@ -75,4 +75,4 @@ class House:
         return [one.work.visual.frames[0].slot.generation for one in self.take(Encode)]
 
     def failed(self) -> list[tuple[list[int], str, str | None]]:
-        return [(one.rids, one.code, one.field) for one in self.take(RowsFailed)]
+        return [(one.rids, one.code, one.field) for one in self.take(Failed)]

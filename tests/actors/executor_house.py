@@ -18,7 +18,7 @@ from hearth.actors.messages import (
     EncodeFailed,
     ExecutorControl,
     ExecutorMessage,
-    RowsFailed,
+    Failed,
     Schedule,
     Shutdown,
     StepOutput,
@@ -117,7 +117,7 @@ class House:
         return [row for one in self.heard for row in one.preempted.items()]
 
     @property
-    def failed(self) -> list[RowsFailed]:
+    def failed(self) -> list[Failed]:
         """Failures of rows."""
         return [failure for one in self.heard for failure in one.failed]
 

@@ -11,9 +11,9 @@ from hearth.actors.messages import (
     ExecutorLimits,
     ExecutorLost,
     ExecutorReady,
+    Failed,
     Request,
     RowsCut,
-    RowsFailed,
     Schedule,
     SchedulerReport,
     StepOutput,
@@ -208,7 +208,7 @@ class Simulation:
             match decision:
                 case Accepted(rid):
                     self.outcomes[rid].accepted.append(self.now)
-                case RowsFailed(rids, code):
+                case Failed(rids, code):
                     for rid in rids:
                         self._fail(rid, code)
                 case RowsCut(rids):

@@ -97,7 +97,7 @@ async def test_very_long_texts_have_a_bound_of_their_own(
             made.mail.post(prepare(rid, LONG))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code) == (4, "queue_full")
+        assert (failed.rids, failed.code) == ([4], "queue_full")
         slow.go.set()
         for rid in (1, 2, 3):
             submit = await made.scheduler.receive()
@@ -115,7 +115,7 @@ async def test_clients_take_turns_and_one_that_fills_the_lane_gives_way(
         for rid in (5, 6, 7):
             made.mail.post(Convert(rid, text=LONG, client=2))
         refused = [await made.door.receive() for _ in range(3)]
-        assert [(one.rid, one.code) for one in refused if isinstance(one, Failed)] == [
+        assert [(*one.rids, one.code) for one in refused if isinstance(one, Failed)] == [
             (4, "queue_full"),
             (3, "queue_full"),
             (7, "queue_full"),

@@ -9,8 +9,8 @@ from hearth.actors.messages import (
     EncodeFailed,
     EncoderLost,
     EncoderReady,
+    Failed,
     ImageTimes,
-    RowsFailed,
 )
 from hearth.actors.scheduler.encodings import IN_FLIGHT
 from hearth.actors.scheduler.policy import SchedulerPolicy
@@ -131,7 +131,7 @@ def test_an_image_without_a_size_is_refused() -> None:
 def test_a_text_model_refuses_images() -> None:
     policy = SchedulerPolicy(SETTINGS)
     (failed,) = policy.submit(submit_images(1, "cat"), 0.0)
-    assert isinstance(failed, RowsFailed)
+    assert isinstance(failed, Failed)
     assert (failed.code, failed.field) == ("unsupported_option", "messages")
 
 

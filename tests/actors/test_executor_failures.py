@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from hearth.actors.mailbox import MailboxFull
-from hearth.actors.messages import RowsFailed
+from hearth.actors.messages import Failed
 from hearth.runtime.errors import HearthError
 from tests.actors.executor_house import House, open_house
 from tests.actors.fake_runtime import FakeRuntime
@@ -95,7 +95,7 @@ def test_prefills_that_fail_with_nobody_beside_end_the_executor(
     assert error.code == "executor_failed"
 
 
-def rest(house: House) -> list[RowsFailed]:
+def rest(house: House) -> list[Failed]:
     while house.hear(0.1) is not None:
         pass
     return house.failed

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.actors.executor.rows import ExecutorRows
-from hearth.actors.messages import RowsFailed, Schedule, StepOutput
+from hearth.actors.messages import Failed, Schedule, StepOutput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.request import RowRequest, RowRound, RowToken
@@ -192,7 +192,7 @@ def test_failures_are_told_with_their_reason() -> None:
     assert rows.fail([1], HearthError("out_of_memory", "no room", "capacity")) == [0]
     output = rows.take_output()
     assert output is not None
-    assert output.failed == [RowsFailed([1], "out_of_memory", "no room", "capacity")]
+    assert output.failed == [Failed([1], "out_of_memory", "no room", "capacity")]
 
 
 @settings(max_examples=200, deadline=None)

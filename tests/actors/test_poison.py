@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from hearth.actors.messages import Accepted, Request, RowsFailed, Schedule
+from hearth.actors.messages import Accepted, Failed, Request, Schedule
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.scheduler.quarantine import MEMORY_S
 from hearth.actors.settings import PolicySettings
@@ -75,7 +75,7 @@ class Desk:
 
 
 def codes(decisions: list[Decision]) -> list[str]:
-    return [one.code for one in decisions if isinstance(one, RowsFailed)]
+    return [one.code for one in decisions if isinstance(one, Failed)]
 
 
 def test_the_second_death_refuses_the_request_by_name_and_nobody_beside_it() -> None:
@@ -112,7 +112,7 @@ def test_a_failure_that_the_executor_told_counts_once() -> None:
     desk = Desk()
     desk.ask(POISON, INNOCENT)
     desk.run()
-    told = RowsFailed(desk.rows, "executor_failed", "the device failed")
+    told = Failed(desk.rows, "executor_failed", "the device failed")
     assert desk.tell(failed=[told]) == []
     desk.die()
     assert desk.tell(failed=[told]) == []
@@ -134,7 +134,7 @@ def test_a_row_that_fails_by_itself_is_no_suspect() -> None:
     desk = Desk()
     desk.ask(POISON)
     desk.run()
-    desk.tell(failed=[RowsFailed(desk.rows, "out_of_memory", "no room")])
+    desk.tell(failed=[Failed(desk.rows, "out_of_memory", "no room")])
     desk.ask(POISON, INNOCENT)
     assert desk.run() == [POISON, INNOCENT]
 
@@ -263,7 +263,7 @@ def test_twins_that_are_offered_beside_a_failure_are_taken_back() -> None:
     desk.ask(POISON, INNOCENT, POISON, OTHER)
     assert desk.run() == [POISON, INNOCENT]
     twin, _ = desk.offer()
-    desk.tell(failed=[RowsFailed(desk.rows[:1], "executor_failed", "its prefill failed")])
+    desk.tell(failed=[Failed(desk.rows[:1], "executor_failed", "its prefill failed")])
     assert twin not in schedule_of(desk.policy.tick(desk.now)).rows
     desk.policy.update(output(seq=SEEN), desk.now)
     assert desk.offer() == {}

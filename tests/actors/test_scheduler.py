@@ -28,9 +28,9 @@ from hearth.actors.messages import (
     ExecutorLost,
     ExecutorMessage,
     ExecutorReady,
+    Failed,
     ImageTimes,
     Patched,
-    RowsFailed,
     RunTower,
     Schedule,
     SchedulerControl,
@@ -220,7 +220,7 @@ async def test_rows_that_have_ended_or_failed_run_no_longer() -> None:
             await made.work.receive()
         made.submit.post(output(placed=[1, 2, 3]))
         made.submit.post(output(finished=[1]))
-        made.submit.post(output(failed=[RowsFailed([2], "out_of_memory", "no room")]))
+        made.submit.post(output(failed=[Failed([2], "out_of_memory", "no room")]))
         assert (await report(made)).running == 1
 
 
@@ -229,7 +229,7 @@ async def test_refusals_go_to_the_tokenizer() -> None:
         made.submit.post(READY)
         made.submit.post(submit(1, prompt=4001))
         failed = await made.tokenizer.receive()
-        assert isinstance(failed, RowsFailed)
+        assert isinstance(failed, Failed)
         assert (failed.rids, failed.code) == ([1], "prompt_too_long")
 
 
@@ -243,7 +243,7 @@ async def test_loss_fails_what_ran_and_the_next_executor_takes_the_rest() -> Non
         assert rids(await made.work.receive()) == [2]
         made.submit.post(ExecutorLost("killed"))
         failed = await made.tokenizer.receive()
-        assert isinstance(failed, RowsFailed)
+        assert isinstance(failed, Failed)
         assert (failed.rids, failed.code) == ([1], "executor_failed")
         work: Receiver[ExecutorMessage] = Receiver(
             made.context, ["inproc://work-2"], ExecutorMessage, 9
@@ -271,7 +271,7 @@ async def test_mail_for_an_executor_that_takes_none_is_dropped(
         with structlog.testing.capture_logs() as logs:
             made.control.post(Cancel(1))
             made.submit.post(submit(2, prompt=0))
-            assert isinstance(await made.tokenizer.receive(), RowsFailed)
+            assert isinstance(await made.tokenizer.receive(), Failed)
         assert [entry["dropped"] for entry in logs] == ["Schedule"]
 
 
@@ -303,7 +303,7 @@ async def test_an_encoder_is_connected_when_it_is_ready_and_left_when_it_is_lost
             await first.receive()
             made.control.post(EncoderLost("killed"))
             failed = await made.tokenizer.receive()
-            assert isinstance(failed, RowsFailed)
+            assert isinstance(failed, Failed)
             assert (failed.rids, failed.code) == ([2], "encoder_failed")
             made.submit.post(submit_images(3, "dog"))
             made.control.post(EncoderReady("inproc://e2"))

@@ -5,7 +5,7 @@ import statistics
 import msgspec
 import pytest
 
-from hearth.actors.messages import RowsFailed
+from hearth.actors.messages import Failed
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.simulation import (
@@ -233,7 +233,7 @@ def test_new_settings_count_at_once_and_what_was_admitted_stays() -> None:
     policy.update(output(placed=[0]), 0.0)
     policy.adopt(PolicySettings(fill_wait_ms=0.0, hold_s=0.5, queue_requests=3))
     (refused,) = policy.submit(submit(5), 0.1)
-    assert isinstance(refused, RowsFailed)
+    assert isinstance(refused, Failed)
     assert refused.code == "queue_full"
     assert schedule_of(policy.tick(0.6)).preempted == [0]
     policy.update(output(preempted={0: [5]}), 0.7)

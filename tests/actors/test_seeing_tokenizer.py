@@ -40,7 +40,7 @@ async def test_a_fault_of_an_image_is_told_with_its_number(tmp_path: Path) -> No
         made.mail.post(Request(7, turns=TURNS, visuals=[eyes.send(b"line", 4000, 10)]))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code, failed.field) == (7, "image_invalid", "images[0]")
+        assert (failed.rids, failed.code, failed.field) == ([7], "image_invalid", "images[0]")
 
 
 async def test_a_model_of_text_alone_refuses_images(tmp_path: Path) -> None:

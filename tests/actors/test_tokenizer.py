@@ -23,7 +23,6 @@ from hearth.actors.messages import (
     DoorMessage,
     Failed,
     Request,
-    RowsFailed,
     SchedulerControl,
     SchedulerMessage,
     StepOutput,
@@ -236,10 +235,10 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         made.mail.post(step([(1, -1)], error="non_finite"))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code) == (1, "non_finite")
-        made.mail.post(RowsFailed([4, 5], "queue_full", "too many", "max_tokens"))
-        for rid in (4, 5):
-            assert await made.door.receive() == Failed(rid, "queue_full", "too many", "max_tokens")
+        assert (failed.rids, failed.code) == ([1], "non_finite")
+        refused = Failed([4, 5], "queue_full", "too many", "max_tokens")
+        made.mail.post(refused)
+        assert await made.door.receive() == refused
         # The scheduler has said so itself.
         placed = output(placed=[9])
         made.mail.post(placed)
@@ -269,7 +268,7 @@ async def test_what_cannot_be_encoded_fails_with_its_field(
         made.mail.post(request_)
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code, failed.field) == (1, code, field)
+        assert (failed.rids, failed.code, failed.field) == ([1], code, field)
         # The actor goes on, and has kept nothing of the request.
         made.mail.post(step([(1, 5)]))
         made.mail.post(Convert(2, text="a"))
@@ -300,7 +299,7 @@ async def test_too_many_waiting_requests_are_refused_and_a_cancel_makes_room(
         made.mail.post(prepare(4))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code) == (3, "queue_full")
+        assert (failed.rids, failed.code) == ([3], "queue_full")
         slow.go.set()
         submits = [await made.scheduler.receive() for _ in range(2)]
         assert [one.rid for one in submits if isinstance(one, Request)] == [1, 4]
@@ -318,7 +317,7 @@ async def test_a_fault_in_one_request_ends_nothing_else(
             made.mail.post(prepare(1))
             failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code) == (1, "internal")
+        assert (failed.rids, failed.code) == ([1], "internal")
         assert logs[0]["rid"] == 1
         made.mail.post(prepare(2))
         assert isinstance(await made.scheduler.receive(), Request)
@@ -350,5 +349,5 @@ async def test_text_that_the_door_did_not_take_fails_its_request(tokenizer: Toke
         made.mail.post(Convert(2, text="a"))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
-        assert (failed.rid, failed.code) == (1, "internal")
+        assert (failed.rids, failed.code) == ([1], "internal")
         assert await made.door.receive() == Converted(2, tokens=[a])

@@ -16,7 +16,6 @@ from hearth.actors.messages import (
     ExecutorLost,
     Failed,
     Request,
-    RowsFailed,
     StepOutput,
 )
 from hearth.runtime.request import RowToken
@@ -80,10 +79,10 @@ async def test_the_ends_of_rows_are_passed_on_behind_their_tokens(tokenizer: Tok
         assert isinstance(told, StepOutput)
         assert (told.number, told.finished, told.tokens) == (ended.number, [1, 3], [])
         assert [type(made.door.receive_nowait()) for _ in range(2)] == [Deltas, Deltas]
-        failed = output(failed=[RowsFailed([2], "executor_failed", "again")])
+        failed = output(failed=[Failed([2], "executor_failed", "again")])
         made.mail.post(failed)
         assert await made.scheduler.receive() == failed
-        assert made.door.receive_nowait() == Failed(2, "executor_failed", "again")
+        assert made.door.receive_nowait() == Failed([2], "executor_failed", "again")
 
 
 async def test_that_an_executor_died_is_heard_behind_all_it_told_and_nothing_more_of_it(

@@ -21,8 +21,8 @@ from hearth.actors.messages import (
     Cancel,
     ExecutorLimits,
     ExecutorReady,
+    Failed,
     Request,
-    RowsFailed,
     Schedule,
     SchedulerReport,
     StepOutput,
@@ -196,7 +196,7 @@ class World:
     def _carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case RowsFailed():
+                case Failed():
                     self.to_tokenizer.post(decision)
                 case Accepted() | SchedulerReport():
                     self.to_door.post(decision)

@@ -164,7 +164,7 @@ class Clients:
         request = self.door.sessions.find(rid)
         if request is None:
             return []
-        failed = m.Failed(rid, "executor_failed", "it died", "device", 1)
+        failed = m.Failed([rid], "executor_failed", "it died", "device", 1)
         if request.kind == "status":
             return [m.SchedulerReport(rid, 1, 2, 3, 4, 5, 6, 7)]
         if request.kind == "convert":

@@ -75,7 +75,7 @@ class House:
             await anyio.lowlevel.checkpoint()
         heard = [*self.door.take(), *self.tokenizer.take()]
         for message in heard:
-            if isinstance(message, m.RowsFailed):
+            if isinstance(message, m.Failed):
                 self._failed(message)
         for one in self.executor:
             heard += one.take()
@@ -134,7 +134,7 @@ class House:
         assert rid in [one.rid for one in heard if isinstance(one, m.Embedded)]
         await self.play_executor(heard)
 
-    def _failed(self, message: m.RowsFailed) -> None:
+    def _failed(self, message: m.Failed) -> None:
         assert len(set(message.rids)) == len(message.rids)
 
 

@@ -59,8 +59,8 @@ class House:
             assert answer_of(answer) == message.rid
             if isinstance(answer, m.Request):
                 self.opened.append(message.rid)
-        failed = [one.rid for one in heard if isinstance(one, m.Failed)]
-        assert len(failed) == len(set(failed)) or isinstance(message, m.RowsFailed | m.StepOutput)
+        failed = [rid for one in heard if isinstance(one, m.Failed) for rid in one.rids]
+        assert len(failed) == len(set(failed)) or isinstance(message, m.Failed | m.StepOutput)
         return heard
 
     async def drop(self) -> None:
@@ -86,7 +86,9 @@ class House:
 
 def answer_of(message: m.DoorMessage | m.SchedulerMessage) -> int:
     """The request that a message is about."""
-    assert isinstance(message, m.Request | m.Failed | m.Converted)
+    if isinstance(message, m.Failed):
+        return message.rids[0]
+    assert isinstance(message, m.Request | m.Converted)
     return message.rid
 
 

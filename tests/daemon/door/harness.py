@@ -115,9 +115,9 @@ class FakeActors:
         await self._send(accepted)
         if word == "fail":
             await self._send(self._row(rid, 0))
-            await self._send(m.Failed(rid, "executor_failed", "the executor died", "device"))
+            await self._send(m.Failed([rid], "executor_failed", "the executor died", "device"))
         elif word == "blind":
-            await self._send(m.Failed(rid, "image_invalid", "it is broken", "images[1]"))
+            await self._send(m.Failed([rid], "image_invalid", "it is broken", "images[1]"))
         elif word == "speculate":
             await self._send(self._round(rid, 2, finish="stop"))
         elif word == "logprobs":

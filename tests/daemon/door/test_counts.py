@@ -76,7 +76,7 @@ def test_a_code_that_is_none_is_a_fault_of_ours() -> None:
         greet(client)
         say(client, {"t": "generate", "id": "a", "prompt": "hang"})
         assert hear(client)["t"] == "accepted"
-        told = Failed(door.actors.prepared[0].rid, "not a code", "it failed")
+        told = Failed([door.actors.prepared[0].rid], "not a code", "it failed")
         door.on_loop(lambda: door.door._answer(told))
         error = hear(client)
         assert (error["id"], error["code"], error["message"]) == ("a", "internal", "it failed")

@@ -20,8 +20,8 @@ from hearth.actors.messages import (
     DoorMessage,
     ExecutorLost,
     ExecutorReady,
+    Failed,
     Request,
-    RowsFailed,
     SchedulerMessage,
     StepOutput,
     TokenizerMessage,
@@ -139,7 +139,7 @@ class House:
         ends: dict[int, str] = {}
         while not set(rids) <= set(ends):
             message = await self.hear()
-            if isinstance(message, RowsFailed):
+            if isinstance(message, Failed):
                 ends.update(dict.fromkeys(message.rids, message.code))
             elif isinstance(message, StepOutput):
                 ends.update({rid: one.code for one in message.failed for rid in one.rids})
