@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -42,7 +42,8 @@ class StoredEmbeddings:
         self._slots = slots
         # The least recently used first, of those that nobody names.
         self._kept: dict[bytes, _Kept] = {}
-        self._named: dict[int, tuple[bytes, ...]] = {}
+        # Of each request whose it is, and the bytes of its keys.
+        self._pins: dict[int, tuple[int, Mapping[bytes, int]]] = {}
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._kept
@@ -53,7 +54,12 @@ class StoredEmbeddings:
     @property
     def requests(self) -> list[int]:
         """Who has pinned something."""
-        return list(self._named)
+        return list(self._pins)
+
+    @property
+    def pins(self) -> Collection[tuple[int, Mapping[bytes, int]]]:
+        """Clients with the bytes by key that a request of theirs has pinned."""
+        return self._pins.values()
 
     @property
     def used(self) -> int:
@@ -64,7 +70,7 @@ class StoredEmbeddings:
         """Whether so many bytes by key would fit where nothing else is."""
         return _bytes(wanted.values()) <= self._slots.size
 
-    def pin(self, rid: int, wanted: Mapping[bytes, int]) -> bool:
+    def pin(self, rid: int, client: int, wanted: Mapping[bytes, int]) -> bool:
         """Pin keys of so many bytes each for a request; False, and nothing, without room."""
         missing = {key: size for key, size in wanted.items() if key not in self._kept}
         stay = [one.slot.size for key, one in self._kept.items() if key in wanted or one.pinned]
@@ -76,7 +82,7 @@ class StoredEmbeddings:
         for key, slot in taken.items():
             if slot is not None:
                 self._kept[key] = _Kept(slot, requests={rid})
-        self._named[rid] = tuple(wanted)
+        self._pins[rid] = client, wanted
         if None in taken.values():
             self.release(rid)
             return False
@@ -84,7 +90,8 @@ class StoredEmbeddings:
 
     def release(self, rid: int) -> None:
         """The request has ended; unknown ones are ignored."""
-        for key in self._named.pop(rid, ()):
+        _, keys = self._pins.pop(rid, (0, ()))
+        for key in keys:
             kept = self._kept.get(key)
             if kept is not None:
                 kept.requests.discard(rid)

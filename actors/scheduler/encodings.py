@@ -83,9 +83,6 @@ class Encodings:
         self._arenas = arenas or ImageArenas(ArenaSlots(0), ArenaSlots(0), 0, 0)
         self._sees = arenas is not None
         self._store = StoredEmbeddings(self._arenas.embeddings)
-        self._missing: dict[int, set[bytes]] = {}
-        # Of the requests that have pinned something: whose they are, and bytes by key.
-        self._pinned: dict[int, tuple[int, dict[bytes, int]]] = {}
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
         self._orphans: dict[str, list[_Orphan]] = {"encoder": [], "tower": []}
@@ -110,16 +107,16 @@ class Encodings:
         if (refusal := self._too_large(entry, wanted)) is not None:
             return refusal
         self._let_go(is_open)
-        if not self._store.pin(entry.rid, wanted):
+        allowed = self._within_share(entry, wanted, share)
+        if not self._store.pin(entry.rid, entry.client, wanted):
             return Refusal(
                 "queue_full",
                 "the images of open requests leave no room for more: try again later",
                 "image_cache_bytes",
                 1,
             )
-        if not self._within_share(entry, wanted, share):
+        if not allowed:
             self._store.release(entry.rid)
-            del self._pinned[entry.rid]
             return Refusal(
                 "too_many_requests",
                 "with this request the embeddings of this client's images would be more than its "
@@ -127,7 +124,7 @@ class Encodings:
                 "client_queue_share",
             )
         ready = Filling.READY
-        self._missing[entry.rid] = {k for k in wanted if self._store.filling(k) is not ready}
+        entry.missing = {key for key in wanted if self._store.filling(key) is not ready}
         self._stirred = True
         return None
 
@@ -187,8 +184,6 @@ class Encodings:
     def _let_go(self, is_open: IsOpen) -> None:
         for rid in [rid for rid in self._store.requests if not is_open(rid)]:
             self._store.release(rid)
-            self._missing.pop(rid, None)
-            self._pinned.pop(rid, None)
             self._stirred = True
 
     def _drop(self) -> list[Sent]:
@@ -208,9 +203,8 @@ class Encodings:
     def _within_share(self, entry: RequestState, wanted: dict[bytes, int], share: float) -> bool:
         """Whether a client may have these as well; what several requests name counts once."""
         own, others = dict[bytes, int](), dict[bytes, int]()
-        for client, pinned in self._pinned.values():
+        for client, pinned in self._store.pins:
             (own if client == entry.client else others).update(pinned)
-        self._pinned[entry.rid] = entry.client, wanted
         had, taken = _bytes(own), _bytes(own | others | wanted)
         more = _bytes(own | wanted) - had
         limit = self._arenas.embeddings.size
@@ -239,7 +233,7 @@ class Encodings:
     def _take(self, entry: RequestState) -> Embedded:
         """Take out a request whose embeddings are all there."""
         self._waiting.remove(entry.rid)
-        store, missing = self._store, self._missing.pop(entry.rid)
+        store, missing = self._store, entry.missing
         entry.embedded = [
             EmbeddedImage(store.slot(one.work.key), one.work.layout.tokens, one.spans, one.work.key)
             for one in entry.images

@@ -31,8 +31,8 @@ class RequestState:
     """One admitted request at the scheduler, with the tokens generated so far.
 
     It stands in the queue as one that came at `queued`, and has lost its place at `lost`, if it had
-    one. It `gave_way` where it had not paid for that. Its images wait in `embedded` once their
-    embeddings are there.
+    one. It `gave_way` where it had not paid for that. Images of the keys in `missing` had no
+    embeddings when it was admitted; all images wait in `embedded` once they have.
 
     Lined up at the executor, `arrival` is its virtual arrival and `order` that by which it gets a
     place. One that is `alone` shares the executor with nobody. It has its place since `placed`, and
@@ -48,6 +48,7 @@ class RequestState:
     digest: bytes = b""
     lost: float = -math.inf
     gave_way: bool = False
+    missing: set[bytes] = field(default_factory=set)
     embedded: list[EmbeddedImage] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     arrival: float = 0.0

@@ -17,7 +17,7 @@ def store(rooms: int = 3) -> StoredEmbeddings:
 
 
 def pin(made: StoredEmbeddings, rid: int, *keys: bytes) -> bool:
-    return made.pin(rid, dict.fromkeys(keys, SIZE))
+    return made.pin(rid, 0, dict.fromkeys(keys, SIZE))
 
 
 def make(made: StoredEmbeddings, *keys: bytes) -> None:
@@ -125,7 +125,7 @@ def test_nothing_leaks_whatever_happens() -> None:
         match chance.randrange(5):
             case 0 | 1:
                 keys = chance.sample([A, B, C, D, b"e", b"f", b"g"], 2)
-                made.pin(rid, {key: chance.randrange(2 * SIZE) for key in keys})
+                made.pin(rid, 0, {key: chance.randrange(2 * SIZE) for key in keys})
             case 2 if made.requests:
                 made.release(chance.choice(made.requests))
             case 3:
@@ -141,7 +141,7 @@ def test_nothing_leaks_whatever_happens() -> None:
         made.free(slot)
     for rid in made.requests:
         made.release(rid)
-    assert made.pin(-1, {b"all": 5 * slot_bytes(SIZE) - slot_bytes(0)})
+    assert made.pin(-1, 0, {b"all": 5 * slot_bytes(SIZE) - slot_bytes(0)})
     assert len(made) == 1
 
 

@@ -81,4 +81,4 @@ def test_nothing_is_lost_or_doubled_and_all_memory_comes_back(
     assert simulation.arenas.patches.used == 0
     assert images._store.requests == []
     # What stays is nobody's, and gives way to whoever comes.
-    assert images._store.pin(-1, {b"all": simulation.arenas.embeddings.size - 64})
+    assert images._store.pin(-1, 0, {b"all": simulation.arenas.embeddings.size - 64})
