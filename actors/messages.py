@@ -117,7 +117,7 @@ class EncoderLost(ActorMessage, tag="encoder_lost"):
 # --- to an executor ---
 
 
-class RunTower(ActorMessage, tag="run_tower"):
+class RunVisionEncoder(ActorMessage, tag="run_vision_encoder"):
     """Make embeddings of patches, between two steps; `StepOutput.images` answers."""
 
     number: int
@@ -472,5 +472,5 @@ class SetAdapter(ActorMessage, tag="set_adapter"):
     folder: str | None
 
 
-ExecutorMessage = Schedule | RunTower | Unpin
+ExecutorMessage = Schedule | RunVisionEncoder | Unpin
 ExecutorControl = SetAdapter | SetLogLevel | Shutdown

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hearth.actors.arena import Arena, slot_bytes
-from hearth.actors.scheduler.encodings import IN_FLIGHT, ImageArenas
+from hearth.actors.scheduler.encoder_scheduler import IN_FLIGHT, ImageArenas
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.daemon.configuration.settings import Settings
 from hearth.runtime.config import LLMEngineRunnerConfig

@@ -20,7 +20,7 @@ HOLDERS = ("options", "params", "request", "asked", "message", "row")
 OTHERS = {
     "adapter": {
         "actors/executor/actor.py",
-        "actors/scheduler/adapter_turns.py",
+        "actors/scheduler/lora.py",
         "actors/scheduler/request_state.py",
         "daemon/door/finished.py",
         "daemon/door/requests.py",

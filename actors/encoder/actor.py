@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from hearth.actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from hearth.actors.arena import Arena
-from hearth.actors.encoder.image_decoder import PictureDecoder
-from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
-from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.encoder.image_decoder import ImageDecoder
+from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
+from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
 from hearth.actors.logs import set_level
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from hearth.actors.messages import (
@@ -62,7 +62,7 @@ class Tower(NamedTuple):
     """A tower that runs here, and the memory that it reads and writes."""
 
     runner: VisionRunner
-    memory: TowerMemory
+    memory: VisionEncoderMemory
 
 
 class _Patched(NamedTuple):
@@ -85,7 +85,7 @@ class EncoderActor:
         control: Receiver[EncoderControl],
         to_scheduler: Sender[SchedulerMessage],
         to_supervisor: Sender[SupervisorMessage],
-        decoder: PictureDecoder,
+        decoder: ImageDecoder,
         tower: Tower | None,
     ) -> None:
         self._name = name
@@ -140,11 +140,13 @@ class EncoderActor:
             match message:
                 case Encode(number, work, patches) if number not in self._undecoded:
                     self._undecoded[number] = message
-                    self._decoder.give(DecoderJob(number, work.visual.frames, work.layout, patches))
+                    self._decoder.give(
+                        ImageDecodeJob(number, work.visual.frames, work.layout, patches)
+                    )
                 case DropWork(numbers):
                     self._drop(frozenset(numbers))
-        for word in self._decoder.poll():
-            self._decoded(self._undecoded.pop(word.number), word)
+        for result in self._decoder.poll():
+            self._decoded(self._undecoded.pop(result.number), result)
 
     def _drop(self, numbers: frozenset[int]) -> None:
         dropped = [self._undecoded.pop(number) for number in self._decoder.drop(numbers)]
@@ -157,13 +159,15 @@ class EncoderActor:
         for work in works:
             self._answer(EncodeFailed(work.number, "cancelled", "nobody waits for it any more"))
 
-    def _decoded(self, work: Encode, word: DecoderWord) -> None:
-        times = ImageTimes(word.decode_s, word.resize_s)
+    def _decoded(self, work: Encode, result: ImageDecodeResult) -> None:
+        times = ImageTimes(result.decode_s, result.resize_s)
         if work.number in self._dropped:
             self._cancel([work])
-        elif word.code:
-            _log.info("a picture failed", number=work.number, code=word.code, reason=word.message)
-            self._answer(EncodeFailed(work.number, word.code, word.message))
+        elif result.code:
+            _log.info(
+                "a picture failed", number=work.number, code=result.code, reason=result.message
+            )
+            self._answer(EncodeFailed(work.number, result.code, result.message))
         elif self._tower is None:
             self._answer(Patched(work.number, times))
         else:
@@ -284,7 +288,7 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
     if config is None:
         raise HearthError("engine_missing", f"{settings.engine} has no vision tower", "engine")
     with undoing() as undo:
-        decoder = PictureDecoder(
+        decoder = ImageDecoder(
             config,
             settings.pictures,
             settings.patches,
@@ -327,4 +331,4 @@ def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
         arenas = (
             Arena.open(one.descriptor, one.size) for one in (settings.patches, settings.embeddings)
         )
-        return Tower(runner, TowerMemory(config, *arenas))
+        return Tower(runner, VisionEncoderMemory(config, *arenas))

@@ -20,9 +20,9 @@ from hearth.actors.arena import SharedArena
 from hearth.actors.encoder.image_decoder_jobs import (
     NO_JOB,
     PACKET_BYTES,
-    DecoderJob,
-    DecoderSettings,
-    DecoderWord,
+    ImageDecodeJob,
+    ImageDecodeResult,
+    ImageDecodeSettings,
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.vision_config import VisionConfig
@@ -41,7 +41,7 @@ _KILL_S = 5.0
 _SOURCE = Path(hearth.__file__).resolve().parents[1]
 
 
-class PictureDecoder:
+class ImageDecoder:
     """Gives jobs to a process of its own and tells what became of each; it waits for nothing.
 
     A process that dies or takes longer than `timeout_s` for a picture is replaced. What it was at
@@ -65,9 +65,9 @@ class PictureDecoder:
         self._memory = memory
         self._program = program
         self._clock = clock
-        self._decoder = msgspec.msgpack.Decoder(DecoderWord)
-        self._waiting: deque[DecoderJob] = deque()
-        self._given: deque[DecoderJob] = deque()
+        self._decoder = msgspec.msgpack.Decoder(ImageDecodeResult)
+        self._waiting: deque[ImageDecodeJob] = deque()
+        self._given: deque[ImageDecodeJob] = deque()
         # What the process has spent on its start or its job so far, as of the last look.
         self._spent_s = self._seen = 0.0
         self._starts = 0
@@ -78,7 +78,7 @@ class PictureDecoder:
         """Readable when there is news."""
         return self._channel.fileno()
 
-    def give(self, job: DecoderJob) -> None:
+    def give(self, job: ImageDecodeJob) -> None:
         """Take a job, behind all others."""
         self._waiting.append(job)
         self._hand_over()
@@ -89,25 +89,25 @@ class PictureDecoder:
         self._waiting = deque(job for job in self._waiting if job.number not in gone)
         return sorted(gone)
 
-    def poll(self) -> list[DecoderWord]:
+    def poll(self) -> list[ImageDecodeResult]:
         """What became of jobs since the last look; at least once a second while there are any.
 
         Raises `encoder_failed` when none of a few processes has become ready.
         """
-        words, alive = self._read()
+        results, alive = self._read()
         now = self._clock()
         self._spent_s += min(now - self._seen, _MOST_S)
         self._seen = now
-        if words:
+        if results:
             self._spent_s = 0.0
         if not alive:
-            words += self._bury()
+            results += self._bury()
         elif self._ready and not self._given:
             self._spent_s = 0.0
         elif self._spent_s > self._limit_s():
-            words += self._end_stuck()
+            results += self._end_stuck()
         self._hand_over()
-        return words
+        return results
 
     def wait_ready(self) -> None:
         """Return when the process can work; raises `encoder_failed`."""
@@ -126,7 +126,7 @@ class PictureDecoder:
         self._channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.setblocking(False)
         self._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PACKET_BYTES)
-        settings = DecoderSettings(
+        settings = ImageDecodeSettings(
             channel=end.fileno(),
             parent=os.getpid(),
             pictures=self._pictures,
@@ -160,47 +160,47 @@ class PictureDecoder:
                 self._spent_s = 0.0
             self._given.append(self._waiting.popleft())
 
-    def _read(self) -> tuple[list[DecoderWord], bool]:
-        """The words that have come, and whether more may."""
-        words: list[DecoderWord] = []
+    def _read(self) -> tuple[list[ImageDecodeResult], bool]:
+        """The results that have come, and whether more may."""
+        results: list[ImageDecodeResult] = []
         while True:
             try:
                 data = self._channel.recv(PACKET_BYTES)
             except BlockingIOError:
-                return words, True
+                return results, True
             except ConnectionResetError:
                 # It died before it had read all; what it said is still to come.
                 continue
             if not data:
-                return words, False
-            word = self._decoder.decode(data)
-            if word.number == NO_JOB:
+                return results, False
+            result = self._decoder.decode(data)
+            if result.number == NO_JOB:
                 self._ready, self._starts = True, 0
                 continue
             self._given.popleft()
             self._done += 1
-            words.append(word)
+            results.append(result)
 
     def _limit_s(self) -> float:
         if not self._ready:
             return START_S
         return self._timeout_s * max(1, len(self._given[0].layout.frames))
 
-    def _end_stuck(self) -> list[DecoderWord]:
+    def _end_stuck(self) -> list[ImageDecodeResult]:
         if not self._ready:
             raise _no_start("is not ready in time")
         job = self._given.popleft()
         self._replace()
         what = f"a picture took longer than {self._timeout_s:g} s to decode"
-        return [DecoderWord(job.number, code="image_timeout", message=what)]
+        return [ImageDecodeResult(job.number, code="image_timeout", message=what)]
 
-    def _bury(self) -> list[DecoderWord]:
+    def _bury(self) -> list[ImageDecodeResult]:
         if not self._ready and self._starts >= STARTS:
             raise _no_start("ended at once")
         blamed = [self._given.popleft()] if self._given and not self._done else []
         self._replace()
         what = "the picture ended the process that decoded it"
-        return [DecoderWord(job.number, code="image_invalid", message=what) for job in blamed]
+        return [ImageDecodeResult(job.number, code="image_invalid", message=what) for job in blamed]
 
     def _replace(self) -> None:
         self.close()

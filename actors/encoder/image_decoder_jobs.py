@@ -14,7 +14,7 @@ PACKET_BYTES = 200 << 10
 NO_JOB = -1
 
 
-class DecoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageDecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The one argument of the process: its end of the channel, what it shares, and its limits.
 
     It may take `memory` bytes of addresses beside those that it has when it is ready.
@@ -28,8 +28,8 @@ class DecoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     memory: int
 
 
-class DecoderJob(msgspec.Struct, frozen=True, array_like=True):
-    """Make patches of a picture or a video; answered by one `DecoderWord`, in order."""
+class ImageDecodeJob(msgspec.Struct, frozen=True, array_like=True):
+    """Make patches of a picture or a video; answered by one `ImageDecodeResult`, in order."""
 
     number: int
     frames: list[ImageInput]
@@ -37,8 +37,8 @@ class DecoderJob(msgspec.Struct, frozen=True, array_like=True):
     patches: Slot
 
 
-class DecoderWord(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a job: patches, or `code` and `message`. The first word is of no job."""
+class ImageDecodeResult(msgspec.Struct, frozen=True, array_like=True):
+    """What became of a job: patches, or `code` and `message`. The first result is of no job."""
 
     number: int = NO_JOB
     decode_s: float = 0.0

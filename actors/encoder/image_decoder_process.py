@@ -20,44 +20,44 @@ import numpy as np
 from hearth.actors.arena import Arena
 from hearth.actors.encoder.image_decoder_jobs import (
     PACKET_BYTES,
-    DecoderJob,
-    DecoderSettings,
-    DecoderWord,
+    ImageDecodeJob,
+    ImageDecodeResult,
+    ImageDecodeSettings,
 )
 from hearth.actors.own_process import die_first, die_with, ignore_signals
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.decoding import decode
 from hearth.runtime.image_processing.patches import patch
 
-Work = Callable[[DecoderJob], DecoderWord]
+Work = Callable[[ImageDecodeJob], ImageDecodeResult]
 
 
-def serve(settings: DecoderSettings, work: Work) -> None:
+def serve(settings: ImageDecodeSettings, work: Work) -> None:
     """Do one job after the other until the encoder closes the channel."""
     _limit_memory(settings.memory)
-    decoder, encode = msgspec.msgpack.Decoder(DecoderJob), msgspec.msgpack.encode
+    decoder, encode = msgspec.msgpack.Decoder(ImageDecodeJob), msgspec.msgpack.encode
     # Of an encoder that was killed it hears by an error where something was unread.
     with suppress(ConnectionError), socket.socket(fileno=settings.channel) as channel:
-        channel.send(encode(DecoderWord()))
+        channel.send(encode(ImageDecodeResult()))
         while data := channel.recv(PACKET_BYTES):
             job = decoder.decode(data)
             try:
-                word = work(job)
+                result = work(job)
             except HearthError as error:
-                word = DecoderWord(job.number, code=error.code, message=error.message)
+                result = ImageDecodeResult(job.number, code=error.code, message=error.message)
             except MemoryError:
                 what = "the picture needs more memory than decoding may take"
-                word = DecoderWord(job.number, code="image_too_large", message=what)
+                result = ImageDecodeResult(job.number, code="image_too_large", message=what)
             except Exception:  # noqa: BLE001 - told, and shown where the daemon's output goes
                 traceback.print_exc()
                 what = "a picture could not be prepared: the log tells why"
-                word = DecoderWord(job.number, code="encoder_failed", message=what)
-            channel.send(encode(word))
+                result = ImageDecodeResult(job.number, code="encoder_failed", message=what)
+            channel.send(encode(result))
 
 
-def settle(argument: str) -> DecoderSettings:
+def settle(argument: str) -> ImageDecodeSettings:
     """Read the settings of this process, and let it live and die with its parent's."""
-    settings = msgspec.json.decode(argument, type=DecoderSettings)
+    settings = msgspec.json.decode(argument, type=ImageDecodeSettings)
     ignore_signals()
     die_with(settings.parent)
     die_first()
@@ -75,12 +75,12 @@ def _limit_memory(beside: int) -> None:
 class PatchMaker:
     """Reads pictures from one arena and writes their patches into another."""
 
-    def __init__(self, settings: DecoderSettings) -> None:
+    def __init__(self, settings: ImageDecodeSettings) -> None:
         self._config = settings.config
         self._pictures = Arena.open(settings.pictures.descriptor, settings.pictures.size)
         self._patches = Arena.open(settings.patches.descriptor, settings.patches.size)
 
-    def __call__(self, job: DecoderJob) -> DecoderWord:
+    def __call__(self, job: ImageDecodeJob) -> ImageDecodeResult:
         """Decode, turn upright, resize and cut each picture of a visual that is used.
 
         Raises `image_*`, and `internal` where a slot is another's meanwhile.
@@ -99,7 +99,7 @@ class PatchMaker:
             decode_s += decoded - began
             resize_s += time.monotonic() - decoded
         self._patches.check(job.patches)
-        return DecoderWord(job.number, decode_s, resize_s)
+        return ImageDecodeResult(job.number, decode_s, resize_s)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 
 from hearth.actors.executor.rows import ExecutorRows
-from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
 from hearth.actors.logs import set_level
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, wait_any
 from hearth.actors.messages import (
@@ -19,7 +19,7 @@ from hearth.actors.messages import (
     ExecutorControl,
     ExecutorMessage,
     ImageTimes,
-    RunTower,
+    RunVisionEncoder,
     Schedule,
     SetAdapter,
     SetLogLevel,
@@ -76,11 +76,11 @@ class ExecutorTower:
     Without memory there is no tower, and all work is refused. Every piece of work is answered once.
     """
 
-    def __init__(self, memory: TowerMemory | None = None) -> None:
+    def __init__(self, memory: VisionEncoderMemory | None = None) -> None:
         self._given = memory
-        self._open: dict[int, RunTower] = {}
+        self._open: dict[int, RunVisionEncoder] = {}
 
-    def begin(self, message: RunTower, run: Callable[[TowerWork], None]) -> None:
+    def begin(self, message: RunVisionEncoder, run: Callable[[TowerWork], None]) -> None:
         """Let the runtime `run` it; raises what that does, `internal` where memory is another's."""
         arrays = self._memory.arrays(message.layout, message.patches, message.target)
         run(TowerWork(message.number, message.layout, *arrays))
@@ -111,7 +111,7 @@ class ExecutorTower:
         ]
 
     @property
-    def _memory(self) -> TowerMemory:
+    def _memory(self) -> VisionEncoderMemory:
         if self._given is None:
             raise HearthError("internal", "this executor has no vision tower")
         return self._given
@@ -274,7 +274,7 @@ class ExecutorActor:
                 case Schedule():
                     for number in self._rows.update(work):
                         self._runtime.leave(number)
-                case RunTower():
+                case RunVisionEncoder():
                     self._run_tower(work)
                 case Unpin(client):
                     self._runtime.unpin(client)
@@ -292,7 +292,7 @@ class ExecutorActor:
                     self._retiring = True
                     self._stopping |= not after_rows
 
-    def _run_tower(self, message: RunTower) -> None:
+    def _run_tower(self, message: RunVisionEncoder) -> None:
         try:
             self._tower.begin(message, self._runtime.run_tower)
         except HearthError as error:

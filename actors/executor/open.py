@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hearth.actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from hearth.actors.arena import Arena
 from hearth.actors.executor.actor import ExecutorActor, ExecutorTower
-from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import ExecutorControl, ExecutorLimits, ExecutorMessage
 from hearth.actors.roles import ExecutorSettings, Host, ReadyActor
@@ -140,7 +140,7 @@ def _tower(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> Executor
     if runtime.tower is None or patches is None or embeddings is None:
         return None
     arenas = (Arena.open(one.descriptor, one.size) for one in (patches, embeddings))
-    return ExecutorTower(TowerMemory(runtime.tower.config, *arenas))
+    return ExecutorTower(VisionEncoderMemory(runtime.tower.config, *arenas))
 
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:

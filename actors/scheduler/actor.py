@@ -41,7 +41,7 @@ from hearth.actors.messages import (
     StepOutput,
     TokenizerMessage,
 )
-from hearth.actors.scheduler import encodings
+from hearth.actors.scheduler import encoder_scheduler
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.runtime.errors import HearthError
@@ -153,7 +153,7 @@ class SchedulerActor:
             return self._policy.executor_lost(error.message, now)
         return self._policy.executor_ready(message, now)
 
-    def _heard(self, message: encodings.Told) -> encodings.Told:
+    def _heard(self, message: encoder_scheduler.Told) -> encoder_scheduler.Told:
         """What is heard of images; where it is of the encoder, that one alone is connected."""
         if isinstance(message, EncoderReady | EncoderLost):
             self._disconnect_encoder()
@@ -191,7 +191,7 @@ class SchedulerActor:
 def open_scheduler(
     context: ZmqContext,
     settings: PolicySettings,
-    arenas: encodings.ImageArenas | None = None,
+    arenas: encoder_scheduler.ImageArenas | None = None,
     socket: str = "",
 ) -> SchedulerActor:
     """A scheduler with its mailboxes open, in the daemon's process.

@@ -9,7 +9,7 @@ from hearth.actors.messages import ImageTimes
 from hearth.runtime.images import Slot
 
 
-class Filling(Enum):
+class SlotState(Enum):
     """How far the embeddings of a key are."""
 
     EMPTY = "empty"
@@ -20,14 +20,14 @@ class Filling(Enum):
 @dataclass(slots=True)
 class _Kept:
     slot: Slot
-    filling: Filling = Filling.EMPTY
+    state: SlotState = SlotState.EMPTY
     times: ImageTimes = field(default_factory=ImageTimes)
     requests: set[int] = field(default_factory=set)
 
     @property
     def pinned(self) -> bool:
         """Whether it has to stay."""
-        return bool(self.requests) or self.filling is Filling.BUSY
+        return bool(self.requests) or self.state is SlotState.BUSY
 
 
 class StoredEmbeddings:
@@ -102,9 +102,9 @@ class StoredEmbeddings:
         kept = self._kept.get(key)
         return kept is not None and bool(kept.requests)
 
-    def filling(self, key: bytes) -> Filling:
+    def state(self, key: bytes) -> SlotState:
         """How far the embeddings of a key are, which is here."""
-        return self._kept[key].filling
+        return self._kept[key].state
 
     def slot(self, key: bytes) -> Slot:
         """Where they lie."""
@@ -117,22 +117,22 @@ class StoredEmbeddings:
     def begin(self, key: bytes) -> Slot:
         """Somebody writes them, into the slot that this gives."""
         kept = self._kept[key]
-        kept.filling = Filling.BUSY
+        kept.state = SlotState.BUSY
         return kept.slot
 
     def finish(self, key: bytes, times: ImageTimes) -> None:
         """They are written."""
         kept = self._kept[key]
-        kept.filling, kept.times = Filling.READY, times
+        kept.state, kept.times = SlotState.READY, times
         self._settle(key, kept)
 
     def fail(self, key: bytes) -> None:
         """They are not, and nobody writes there any more."""
         kept = self._kept[key]
-        kept.filling = Filling.EMPTY
+        kept.state = SlotState.EMPTY
         self._settle(key, kept)
 
-    def forsake(self, key: bytes) -> Slot:
+    def abandon(self, key: bytes) -> Slot:
         """Give them up, while somebody may still write; the slot is freed by `free` later."""
         return self._kept.pop(key).slot
 
@@ -145,7 +145,7 @@ class StoredEmbeddings:
         if kept.pinned:
             return
         del self._kept[key]
-        if kept.filling is Filling.READY:
+        if kept.state is SlotState.READY:
             self._kept[key] = kept
         else:
             self._slots.free(kept.slot)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hearth.actors.scheduler.adapter_turns import AdapterTurns
+from hearth.actors.scheduler.lora import LoRAScheduler
 from hearth.actors.scheduler.request_state import RequestState, RequestStatus
 from hearth.actors.scheduler.running_set import RunningSet, much_less, withdraw
 from hearth.actors.scheduler.waiting_queue import WaitingQueue
@@ -36,8 +36,8 @@ class FairShare:
     that gave way before have paid. Who waits for another adapter waits for its turn.
     """
 
-    def __init__(self, running: RunningSet, queue: WaitingQueue, turns: AdapterTurns) -> None:
-        self._running, self._queue, self._turns = running, queue, turns
+    def __init__(self, running: RunningSet, queue: WaitingQueue, lora: LoRAScheduler) -> None:
+        self._running, self._queue, self._lora = running, queue, lora
 
     def next(self, now: float, *, synchronous: bool) -> FairShareClaim | None:
         """The claim that is due first; None while there is none, or one is being answered."""
@@ -45,7 +45,7 @@ class FairShare:
         placed = [row for row in running if row.has_slot]
         if not placed or any(row.status is _AT_ONCE for row in placed):
             return None
-        if len(placed) < running.places and not synchronous:
+        if len(placed) < running.slots and not synchronous:
             return None
         held = Counter(row.client for row in placed)
         asked = Counter(row.client for row in running)
@@ -116,4 +116,4 @@ class FairShare:
                 seen.add(row.client)
                 if row.status is RequestStatus.SCHEDULED:
                     yield row
-        yield from (entry for _, entry in self._turns.heads if entry.client not in seen)
+        yield from (entry for _, entry in self._lora.heads if entry.client not in seen)

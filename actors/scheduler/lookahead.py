@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hearth.actors.scheduler.adapter_turns import AdapterTurns
+from hearth.actors.scheduler.lora import LoRAScheduler
 from hearth.actors.scheduler.quarantine import Quarantine
 from hearth.actors.scheduler.running_set import RunningSet, withdraw
 from hearth.actors.scheduler.waiting_queue import WaitingQueue
@@ -67,11 +67,11 @@ class Lookahead:
         running: RunningSet,
         queue: WaitingQueue,
         quarantine: Quarantine,
-        turns: AdapterTurns,
+        lora: LoRAScheduler,
         settings: Reloadable[PolicySettings],
     ) -> None:
         self._running, self._queue, self._quarantine = running, queue, quarantine
-        self._turns, self._settings = turns, settings
+        self._lora, self._settings = lora, settings
         self._delay = BatchingDelay(settings)
         # Whether there is an executor that takes rows.
         self._open = False
@@ -94,7 +94,7 @@ class Lookahead:
     def executor_lost(self, now: float) -> None:
         """There is none until the next one is ready."""
         self._open, self._begun = False, None
-        self._turns.emptied(now)
+        self._lora.emptied(now)
 
     def note_idle(self, now: float, *, waited: bool = False) -> None:
         """Rows have left: where none is held any more, wait for company unless some `waited`."""
@@ -102,17 +102,17 @@ class Lookahead:
             self._delay.ended(now - self._begun)
             self._begun = None
             # Who waited for their adapter's turn have waited long enough.
-            waited |= self._turns.others_wait
+            waited |= self._lora.others_wait
             self._fill_from = now - self._settings.current.fill_wait_s if waited else now
-            self._turns.emptied(now)
+            self._lora.emptied(now)
 
     def start_time(self) -> float | None:
         """Time at which an idle executor gets rows; None while it works, or nobody waits."""
-        opened, first = self._opened(), self._turns.next
+        opened, first = self._opened(), self._lora.next
         if opened is None or first is None:
             return None
         company = self._queue.adapters[first.adapter]
-        full = company >= self._running.places or self._quarantine.runs_alone(first)
+        full = company >= self._running.slots or self._quarantine.runs_alone(first)
         return opened if full else opened + self._delay.wait_s
 
     def fill(self, now: float) -> None:
@@ -128,17 +128,17 @@ class Lookahead:
         elif (start := self.start_time()) is None or start > now:
             return
         else:
-            self._turns.begin()
+            self._lora.begin()
         added = 0
-        ahead, room = running.scheduled, 2 * running.places - running.unplaced
+        ahead, room = running.scheduled, 2 * running.slots - running.unplaced
         while added < room and not running.closed:
-            if (found := running.next_of(self._turns.heads, now)) is None:
+            if (found := running.next_of(self._lora.heads, now)) is None:
                 break
             order, arrival, first = found
             alone = self._quarantine.runs_alone(first)
             if alone and running:
                 break
-            if len(ahead) + added >= running.places:
+            if len(ahead) + added >= running.slots:
                 if not ahead or ahead[-1].order <= order:
                     break
                 withdraw([ahead.pop()])

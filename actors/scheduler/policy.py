@@ -15,8 +15,7 @@ from hearth.actors.messages import (
     StepOutput,
     Unpin,
 )
-from hearth.actors.scheduler import encodings
-from hearth.actors.scheduler.adapter_turns import AdapterTurns
+from hearth.actors.scheduler import encoder_scheduler
 from hearth.actors.scheduler.admission import (
     ADAPTER_GONE,
     EXPIRED,
@@ -25,13 +24,14 @@ from hearth.actors.scheduler.admission import (
     queue_refusal,
     size_refusal,
 )
-from hearth.actors.scheduler.encodings import Encodings, ImageArenas
+from hearth.actors.scheduler.encoder_scheduler import EncoderScheduler, ImageArenas
 from hearth.actors.scheduler.fair_share import FairShare, FairShareClaim
 from hearth.actors.scheduler.lookahead import Lookahead
+from hearth.actors.scheduler.lora import LoRAScheduler
 from hearth.actors.scheduler.quarantine import Quarantine
 from hearth.actors.scheduler.request_state import RequestState, RequestStatus
 from hearth.actors.scheduler.running_set import RunningSet, withdraw
-from hearth.actors.scheduler.waiting_queue import WaitingQueue, WaitingRoom
+from hearth.actors.scheduler.waiting_queue import RequestQueues, WaitingQueue
 from hearth.actors.settings import PolicySettings, Reloadable
 
 ALONE_S = 2.0
@@ -177,7 +177,7 @@ def _is_given_up(row: RequestState, output: StepOutput) -> bool:
     )
 
 
-Decision = Accepted | Failed | RowsCut | Schedule | Unpin | SchedulerReport | encodings.Sent
+Decision = Accepted | Failed | RowsCut | Schedule | Unpin | SchedulerReport | encoder_scheduler.Sent
 """What is to be sent: Accepted, Embedded and SchedulerReport to the front door, Failed and
 RowsCut to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
 """
@@ -199,17 +199,17 @@ class SchedulerPolicy:
 
     def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
         self._settings = Reloadable(settings)
-        self._room = WaitingRoom(settings.ageing_s)
-        self._queue = self._room.queue
+        self._queues = RequestQueues(settings.ageing_s)
+        self._queue = self._queues.queue
         self._running = RunningSet(self._settings)
         self._dispatcher = Dispatcher(self._running)
-        self._turns = AdapterTurns(self._running, self._queue, self._settings)
-        self._fair_share = FairShare(self._running, self._queue, self._turns)
+        self._lora = LoRAScheduler(self._running, self._queue, self._settings)
+        self._fair_share = FairShare(self._running, self._queue, self._lora)
         self._quarantine = Quarantine()
-        self._images = Encodings(self._room, self._quarantine, arenas)
+        self._images = EncoderScheduler(self._queues, self._quarantine, arenas)
         self._preemption = Preemption(self._running, self._queue, self._quarantine)
         self._lookahead = Lookahead(
-            self._running, self._queue, self._quarantine, self._turns, self._settings
+            self._running, self._queue, self._quarantine, self._lora, self._settings
         )
         self._limits: ExecutorLimits | None = None
         self._present = False
@@ -243,12 +243,12 @@ class SchedulerPolicy:
             self._refused += 1
             return [_failed([request.rid], refusal)]
         self._lookahead.arrived(now)
-        self._room.push(entry)
+        self._queues.push(entry)
         return self._accept(entry) if self._limits else []
 
     def cancel(self, rid: int) -> None:
         """Forget a request; one that the executor has is cancelled there."""
-        if self._room.remove(rid) is not None:
+        if self._queues.remove(rid) is not None:
             return
         row = self._running.get(rid)
         if row is not None and not row.ends:
@@ -262,9 +262,9 @@ class SchedulerPolicy:
 
     def adapter_gone(self, name: str) -> list[Decision]:
         """Fail all that wait for an adapter which was removed; an executor fails what it holds."""
-        rids = [entry.rid for entry in self._room if entry.adapter == name]
+        rids = [entry.rid for entry in self._queues if entry.adapter == name]
         for rid in rids:
-            self._room.remove(rid)
+            self._queues.remove(rid)
         return [_failed(rids, ADAPTER_GONE)] if rids else []
 
     def update(self, output: StepOutput, now: float) -> list[Decision]:
@@ -286,7 +286,7 @@ class SchedulerPolicy:
         for row in self._rows_of(output.begun):
             if row.rid not in output.finished:
                 row.begun = now
-                self._turns.begun(row, now)
+                self._lora.begun(row, now)
         for row in self._rows_of(output.finished):
             self._leave(row, now)
         suspects = self._rows_failed(output.failed, now)
@@ -304,7 +304,7 @@ class SchedulerPolicy:
     def _place(self, row: RequestState, now: float) -> None:
         row.placed = now
         self._rows += 1
-        self._turns.placed(row, now)
+        self._lora.placed(row, now)
         if not row.ends:
             row.status = RequestStatus.RUNNING
 
@@ -340,17 +340,17 @@ class SchedulerPolicy:
         """A new executor waits for work; requests that came before its limits are checked now."""
         decisions = self.executor_lost("another executor has taken over", now)
         self._limits = limits = message.limits
-        self._running.places = limits.max_batch
+        self._running.slots = limits.max_batch
         self._present = True
         self._dispatcher.executor_ready(message.incarnation)
         self._lookahead.executor_ready(now)
         self._images.executor_ready()
-        for entry in list(self._room):
+        for entry in list(self._queues):
             refusal = size_refusal(entry, self._settings.current, limits)
             if refusal is None:
                 decisions += self._accept(entry)
                 continue
-            self._room.remove(entry.rid)
+            self._queues.remove(entry.rid)
             if entry.generated:
                 # The executor before could hold more, and what its client has stays good.
                 decisions.append(RowsCut([entry.rid]))
@@ -381,7 +381,7 @@ class SchedulerPolicy:
         failed = [*lost, *self._images.take_lost()]
         return decisions if blameless else decisions + self._note_failure(failed, now)
 
-    def images_told(self, message: encodings.Told, now: float) -> list[Decision]:
+    def images_told(self, message: encoder_scheduler.Told, now: float) -> list[Decision]:
         """Encoder or executor have said what became of images."""
         told = self._images.hear(message)
         return [*told, *self._note_failure(self._images.take_lost(), now)]
@@ -391,7 +391,7 @@ class SchedulerPolicy:
         self._quarantine.forget(now)
         self._ticked = now
         decisions = [*self._expire(now), *self._images.act(self._is_open)]
-        self._turns.tick(now)
+        self._lora.tick(now)
         claim = self._claim(now)
         if claim is not None and claim.due <= now:
             self._running.claimant = claim.entry
@@ -406,10 +406,10 @@ class SchedulerPolicy:
 
     def next_wake(self) -> float | None:
         """When `tick` has something to do next, if nothing happens before."""
-        times = [self._room.next_deadline, self._lookahead.start_time(), self._dispatcher.due]
+        times = [self._queues.next_deadline, self._lookahead.start_time(), self._dispatcher.due]
         times += [row.deadline for row in self._running if not row.ends]
         times += self._preemption.times(synchronous=self._settings.current.synchronous)
-        if (turn := self._turns.due) < math.inf:
+        if (turn := self._lora.due) < math.inf:
             times.append(turn)
         # One that is due already waits for word of the executor.
         if (claim := self._claim(self._ticked)) is not None and claim.due > self._ticked:
@@ -425,7 +425,7 @@ class SchedulerPolicy:
         return SchedulerReport(
             rid=rid,
             running=self._running.running,
-            places=self._running.places,
+            places=self._running.slots,
             queued=queued,
             queued_tokens=tokens,
             rows=self._rows,
@@ -437,16 +437,16 @@ class SchedulerPolicy:
     def _waiting(self) -> tuple[int, int]:
         """How many requests wait, and their prompt tokens."""
         behind = self._running.waiting
-        tokens = self._room.prompt_tokens + sum(row.prompt_tokens for row in behind)
-        return len(self._room) + len(behind), tokens
+        tokens = self._queues.prompt_tokens + sum(row.prompt_tokens for row in behind)
+        return len(self._queues) + len(behind), tokens
 
     def _tokens_of(self, client: int) -> int:
         """The prompt tokens that a client has waiting."""
         behind = [row for row in self._running.waiting if row.client == client]
-        return self._room.tokens_of(client) + sum(one.prompt_tokens for one in behind)
+        return self._queues.tokens_of(client) + sum(one.prompt_tokens for one in behind)
 
     def _is_open(self, rid: int) -> bool:
-        return rid in self._room or self._running.get(rid) is not None
+        return rid in self._queues or self._running.get(rid) is not None
 
     def _accept(self, entry: RequestState) -> list[Decision]:
         if entry.accepted:
@@ -460,9 +460,9 @@ class SchedulerPolicy:
             self._quarantine.failed(entries, now)
             # Twins of what failed run alone, or not at all.
             withdraw(row for row in self._running.scheduled if self._quarantine.runs_alone(row))
-        guilty = [entry.rid for entry in self._room if self._quarantine.is_guilty(entry)]
+        guilty = [entry.rid for entry in self._queues if self._quarantine.is_guilty(entry)]
         for rid in guilty:
-            self._room.remove(rid)
+            self._queues.remove(rid)
         self._refused += len(guilty)
         return [_failed(guilty, GUILTY)] if guilty else []
 
@@ -476,7 +476,7 @@ class SchedulerPolicy:
         running = [row.rid for row in self._running if not row.ends and row.is_due(now)]
         for rid in running:
             self.cancel(rid)
-        expired = running + [entry.rid for entry in self._room.take_expired(now)]
+        expired = running + [entry.rid for entry in self._queues.take_expired(now)]
         return [_failed(expired, EXPIRED)] if expired else []
 
 

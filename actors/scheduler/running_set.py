@@ -52,7 +52,7 @@ class RunningSet:
         self._ageing_s = settings.current.ageing_s
         self._rows: dict[int, RequestState] = {}
         self._usage = _Usage()
-        self.places = 0
+        self.slots = 0
         # Who takes a first place, until it has been lined up.
         self.claimant: RequestState | None = None
 
@@ -86,7 +86,7 @@ class RunningSet:
     @property
     def waiting(self) -> list[RequestState]:
         """The scheduled rows for which there is no place yet: they wait as those of the queue."""
-        behind = sum(not row.ends for row in self) - self.places
+        behind = sum(not row.ends for row in self) - self.slots
         return self.scheduled[-behind:] if behind > 0 else []
 
     @property
@@ -99,7 +99,7 @@ class RunningSet:
         """How many places are taken by requests that go on."""
         running = sum(row.has_slot and not row.ends for row in self)
         # A place is given away while the last token of its row is still being told.
-        return min(running, self.places)
+        return min(running, self.slots)
 
     def next_of(
         self, heads: Sequence[tuple[float, RequestState]], now: float
@@ -159,7 +159,7 @@ class RunningSet:
     def next_in(self) -> RequestState | None:
         """The first scheduled row for which no place is free nor about to be; None when none is."""
         placed = [row for row in self if row.has_slot]
-        if len(placed) < self.places:
+        if len(placed) < self.slots:
             return None
         ahead = sum(row.status is not RequestStatus.RUNNING for row in placed)
         return next(iter(self.scheduled[ahead:]), None)
@@ -196,7 +196,7 @@ class RunningSet:
         if not staying:
             return []
         due = min(held.placed or 0.0 for held in staying) + self.hold_s
-        if len(staying) == self.places:
+        if len(staying) == self.slots:
             # A full batch goes on until its lowest row, put back, would stand behind the other.
             due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
         return [(due, held) for held in staying]

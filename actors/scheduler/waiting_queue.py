@@ -137,7 +137,7 @@ class WaitingQueue:
         return self.virtual_arrival(entry.priority, entry.queued), entry.rid
 
 
-class WaitingRoom:
+class RequestQueues:
     """All requests that wait: `unready` ones for the embeddings of images, others for a place."""
 
     def __init__(self, ageing_s: float) -> None:

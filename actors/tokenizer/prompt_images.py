@@ -14,7 +14,7 @@ from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
 from hearth.runtime.vision_config import VisionConfig
 
 
-class SeenPrompt(msgspec.Struct, frozen=True):
+class MultimodalPrompt(msgspec.Struct, frozen=True):
     """The ids of a conversation, and of each of its visuals what it becomes and where it stands."""
 
     ids: list[int]
@@ -37,7 +37,7 @@ class PromptImages:
         self._pictures = pictures
         self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
 
-    def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> SeenPrompt:
+    def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> MultimodalPrompt:
         """Render and encode a conversation; visuals stand in it in their order.
 
         Raises HearthError, with the field `images[k]` where visual k is at fault.
@@ -53,9 +53,9 @@ class PromptImages:
         layouts = [self._layout(number, one) for number, one in enumerate(vision_inputs)]
         said = [_turn(turn) for turn in turns]
         ids, spans = encode_turns(self._tokenizer, said, vision_inputs, layouts, self._config)
-        return SeenPrompt(ids, layouts, spans)
+        return MultimodalPrompt(ids, layouts, spans)
 
-    def works(self, prompt: SeenPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
+    def works(self, prompt: MultimodalPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
         """The visuals with their keys, which are digests of all of their bytes.
 
         Raises `internal` where these are not there any more.

@@ -14,7 +14,7 @@ from hearth.actors.messages import (
     Request,
     Schedule,
 )
-from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.encoder_scheduler import ImageArenas
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas

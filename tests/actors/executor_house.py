@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from hearth.actors.executor.actor import ExecutorActor, ExecutorTower
-from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import (
     Encoded,
@@ -162,7 +162,7 @@ class House:
 @contextmanager
 def open_house(
     runtime: BatchRuntime,
-    tower: TowerMemory | None = None,
+    tower: VisionEncoderMemory | None = None,
     ask: Callable[[], None] | None = None,
 ) -> Iterator[House]:
     """An executor of this runtime; it is stopped in the end."""

@@ -6,7 +6,7 @@ import hashlib
 
 from hearth.actors.arena import ArenaSlots, slot_bytes
 from hearth.actors.messages import ImageInput, ImageWork, PromptImage, Request, Visual
-from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.encoder_scheduler import ImageArenas
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import RequestOptions
 

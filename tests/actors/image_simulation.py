@@ -15,10 +15,10 @@ from hearth.actors.messages import (
     EncoderReady,
     ImageTimes,
     Patched,
-    RunTower,
+    RunVisionEncoder,
     Schedule,
 )
-from hearth.actors.scheduler.encodings import IN_FLIGHT
+from hearth.actors.scheduler.encoder_scheduler import IN_FLIGHT
 from hearth.actors.scheduler.policy import Decision, SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas
@@ -95,7 +95,7 @@ class ImageSimulation(Simulation):
                     self._work()
                 case DropWork(numbers):
                     self._dropped.update(numbers)
-                case RunTower(number):
+                case RunVisionEncoder(number):
                     self._run_tower(number)
                 case Embedded(rid):
                     assert rid not in self.embedded, "it is told once"

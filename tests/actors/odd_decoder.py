@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
 from hearth.actors.encoder.image_decoder_process import serve, settle
 from hearth.runtime.errors import HearthError
 
@@ -20,7 +20,7 @@ FINE, DIES, HANGS, GRABS, REFUSES, FAILS, DIES_LATER = range(7)
 _jobs: list[int] = []
 
 
-def work(job: DecoderJob) -> DecoderWord:
+def work(job: ImageDecodeJob) -> ImageDecodeResult:
     _jobs.append(job.number)
     kind = job.layout.height
     if kind == DIES or (kind == DIES_LATER and len(_jobs) > 1):
@@ -33,7 +33,7 @@ def work(job: DecoderJob) -> DecoderWord:
         raise HearthError("image_invalid", "as asked")
     if kind == FAILS:
         raise KeyError
-    return DecoderWord(job.number, decode_s=float(os.getpid()))
+    return ImageDecodeResult(job.number, decode_s=float(os.getpid()))
 
 
 if __name__ == "__main__":

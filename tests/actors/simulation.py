@@ -198,10 +198,10 @@ class Simulation:
             assert load.queued <= self.settings.queue_requests + self.limits.max_batch
         assert load.running <= load.places
         running = self.policy._running
-        assert len(running.scheduled) <= running.places
-        assert running.unplaced <= 2 * running.places
+        assert len(running.scheduled) <= running.slots
+        assert running.unplaced <= 2 * running.slots
         if self.settings.batching == "synchronous":
-            assert len(running) <= running.places
+            assert len(running) <= running.slots
 
     def _apply(self, decisions: list[Decision]) -> None:
         for decision in decisions:

@@ -4,7 +4,7 @@ import random
 
 from hearth.actors.arena import ArenaSlots, slot_bytes
 from hearth.actors.messages import ImageTimes
-from hearth.actors.scheduler.embedding_store import Filling, StoredEmbeddings
+from hearth.actors.scheduler.embedding_store import SlotState, StoredEmbeddings
 
 SIZE = 1000
 TIMES = ImageTimes(0.1, 0.2, 0.3)
@@ -29,13 +29,13 @@ def make(made: StoredEmbeddings, *keys: bytes) -> None:
 def test_what_was_made_is_there_for_the_next_who_asks() -> None:
     made = store()
     assert pin(made, 1, A)
-    assert made.filling(A) is Filling.EMPTY
+    assert made.state(A) is SlotState.EMPTY
     slot = made.begin(A)
-    assert made.filling(A) is Filling.BUSY
+    assert made.state(A) is SlotState.BUSY
     made.finish(A, TIMES)
     made.release(1)
     assert pin(made, 2, A)
-    assert (made.filling(A), made.slot(A), made.times(A)) == (Filling.READY, slot, TIMES)
+    assert (made.state(A), made.slot(A), made.times(A)) == (SlotState.READY, slot, TIMES)
 
 
 def test_the_least_recently_used_goes_first_and_nothing_that_is_pinned() -> None:
@@ -100,12 +100,12 @@ def test_what_a_dead_writer_had_is_not_given_to_others_before_it_is_freed() -> N
     made = store(1)
     assert pin(made, 1, A)
     made.begin(A)
-    slot = made.forsake(A)
+    slot = made.abandon(A)
     made.release(1)
     assert not pin(made, 2, A)
     made.free(slot)
     assert pin(made, 2, A)
-    assert made.filling(A) is Filling.EMPTY
+    assert made.state(A) is SlotState.EMPTY
 
 
 def test_one_key_twice_in_a_request_is_pinned_once() -> None:
@@ -133,7 +133,7 @@ def test_nothing_leaks_whatever_happens() -> None:
             case 4 if busy:
                 key = busy.pop()
                 end = chance.choice((made.fail, lambda one: made.finish(one, TIMES), None))
-                forsaken += [] if end else [made.forsake(key)]
+                forsaken += [] if end else [made.abandon(key)]
                 (end or len)(key)
     for key in busy:
         made.fail(key)
@@ -147,7 +147,7 @@ def test_nothing_leaks_whatever_happens() -> None:
 
 def begun(made: StoredEmbeddings) -> set[bytes]:
     """Begin what is empty."""
-    empty = {k for k in (A, B, C, D) if k in made and made.filling(k) is Filling.EMPTY}
+    empty = {k for k in (A, B, C, D) if k in made and made.state(k) is SlotState.EMPTY}
     for key in empty:
         made.begin(key)
     return empty

@@ -14,8 +14,8 @@ import zmq
 from hearth.actors.arena import Arena
 from hearth.actors.encoder import actor as encoder
 from hearth.actors.encoder.actor import EncoderActor, Tower
-from hearth.actors.encoder.image_decoder import PictureDecoder
-from hearth.actors.executor.tower_memory import TowerMemory
+from hearth.actors.encoder.image_decoder import ImageDecoder
+from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import (
     DropWork,
@@ -71,7 +71,7 @@ class House:
             control=self.bind("control", EncoderControl),
             to_scheduler=Sender(self.context, "inproc://scheduler", 100),
             to_supervisor=self.to_supervisor,
-            decoder=PictureDecoder(
+            decoder=ImageDecoder(
                 CONFIG,
                 self.arenas[0].shared,
                 self.arenas[1].shared,
@@ -79,7 +79,7 @@ class House:
                 memory=1 << 27,
                 program=odd_decoder.PROGRAM,
             ),
-            tower=Tower(runner, TowerMemory(CONFIG, *self.arenas[1:])),
+            tower=Tower(runner, VisionEncoderMemory(CONFIG, *self.arenas[1:])),
         )
         self.failure: HearthError | None = None
         self.thread = threading.Thread(target=self.run)

@@ -12,7 +12,7 @@ from hearth.actors.messages import (
     Failed,
     ImageTimes,
 )
-from hearth.actors.scheduler.encodings import IN_FLIGHT
+from hearth.actors.scheduler.encoder_scheduler import IN_FLIGHT
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.runtime.images import ImageLayout
 from tests.actors.encoding_house import LIMITS, SETTINGS, House

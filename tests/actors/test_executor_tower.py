@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hearth.actors.arena import Arena, ArenaSlots
-from hearth.actors.executor.tower_memory import TowerMemory
-from hearth.actors.messages import Encoded, EncodeFailed, ImageTimes, RunTower
+from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
+from hearth.actors.messages import Encoded, EncodeFailed, ImageTimes, RunVisionEncoder
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.request import RequestOptions, RowRequest
@@ -26,27 +26,27 @@ OUTPUTS = (2, 4, CONFIG.output_size)
 GONE = Slot(0, 64, 999)
 
 
-Arenas = tuple[TowerMemory, ArenaSlots, ArenaSlots]
+Arenas = tuple[VisionEncoderMemory, ArenaSlots, ArenaSlots]
 
 
 @pytest.fixture
 def memory() -> Iterator[Arenas]:
     patches, embeddings = (Arena.create(name, 1 << 16) for name in ("patches", "embeddings"))
-    yield TowerMemory(CONFIG, patches, embeddings), patches.slots(), embeddings.slots()
+    yield VisionEncoderMemory(CONFIG, patches, embeddings), patches.slots(), embeddings.slots()
     patches.close()
     embeddings.close()
 
 
-def run_tower(memory: Arenas, number: int, level: int = 1) -> RunTower:
+def run_tower(memory: Arenas, number: int, level: int = 1) -> RunVisionEncoder:
     arenas, patches, embeddings = memory
     given, target = patches.take(16 * CONFIG.patch_bytes), embeddings.take(4 * prod(OUTPUTS))
     assert given is not None
     assert target is not None
     arenas.patches.view(given)[:] = bytes([level]) * given.size
-    return RunTower(number, LAYOUT, given, target)
+    return RunVisionEncoder(number, LAYOUT, given, target)
 
 
-def embedded(memory: Arenas, sent: RunTower) -> NDArray[Any]:
+def embedded(memory: Arenas, sent: RunVisionEncoder) -> NDArray[Any]:
     return memory[0].embeddings.array(sent.target, OUTPUTS, np.dtype(np.float32))
 
 
@@ -69,8 +69,10 @@ def test_a_picture_fails_alone(memory: Arenas) -> None:
     with open_house(FakeRuntime(), memory[0]) as house:
         house.work.post(run_tower(memory, 1, level=0))
         gone = run_tower(memory, 2)
-        house.work.post(RunTower(2, LAYOUT, gone.patches, GONE))
-        house.work.post(RunTower(3, ImageLayout(8, 8, (1, 2, 4), 2), gone.patches, gone.target))
+        house.work.post(RunVisionEncoder(2, LAYOUT, gone.patches, GONE))
+        house.work.post(
+            RunVisionEncoder(3, ImageLayout(8, 8, (1, 2, 4), 2), gone.patches, gone.target)
+        )
         house.work.post(run_tower(memory, 4))
         house.start()
         house.hear_until("images", 4)
@@ -110,6 +112,6 @@ def test_a_step_that_fails_takes_the_pictures_along(memory: Arenas) -> None:
 
 def test_an_executor_without_a_tower_refuses() -> None:
     with open_house(FakeRuntime()) as house:
-        house.work.post(RunTower(1, LAYOUT, GONE, GONE))
+        house.work.post(RunVisionEncoder(1, LAYOUT, GONE, GONE))
         house.start()
         assert house.hear_until("images").code == "internal"

@@ -31,7 +31,7 @@ from hearth.actors.messages import (
     Failed,
     ImageTimes,
     Patched,
-    RunTower,
+    RunVisionEncoder,
     Schedule,
     SchedulerControl,
     SchedulerMessage,
@@ -40,7 +40,7 @@ from hearth.actors.messages import (
     Unpin,
 )
 from hearth.actors.scheduler.actor import SchedulerActor
-from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.encoder_scheduler import ImageArenas
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from tests.actors.image_requests import arenas, submit_images
@@ -296,7 +296,7 @@ async def test_an_encoder_is_connected_when_it_is_ready_and_left_when_it_is_lost
             assert isinstance(work, Encode)
             made.submit.post(Patched(work.number, ImageTimes()))
             run = await made.work.receive()
-            assert isinstance(run, RunTower)
+            assert isinstance(run, RunVisionEncoder)
             made.submit.post(output(images=[Encoded(run.number, ImageTimes(engine_s=0.5))]))
             assert rids(await made.work.receive()) == [1]
             made.submit.post(submit_images(2, "dog"))

@@ -24,7 +24,7 @@ from hearth.actors.messages import (
     Schedule,
     Visual,
 )
-from hearth.actors.scheduler.encodings import ImageArenas
+from hearth.actors.scheduler.encoder_scheduler import ImageArenas
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.pictures import Pictures, VisualPart

@@ -11,7 +11,7 @@ import pytest
 
 from hearth.actors import messages as m
 from hearth.actors.encoder.actor import EncoderActor
-from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
 from hearth.actors.messages import DropWork, Encode, EncodeFailed, Patched
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.images import Slot
@@ -31,10 +31,10 @@ class Decoder:
     descriptor = -1
 
     def __init__(self) -> None:
-        self._given: list[DecoderJob] = []
-        self._done: list[DecoderJob] = []
+        self._given: list[ImageDecodeJob] = []
+        self._done: list[ImageDecodeJob] = []
 
-    def give(self, job: DecoderJob) -> None:
+    def give(self, job: ImageDecodeJob) -> None:
         self._given.append(job)
 
     def drop(self, numbers: Iterable[int]) -> list[int]:
@@ -42,16 +42,18 @@ class Decoder:
         self._given = [job for job in self._given if job.number not in gone]
         return sorted(gone)
 
-    def poll(self) -> list[DecoderWord]:
+    def poll(self) -> list[ImageDecodeResult]:
         done, self._done, self._given = self._done, self._given, []
-        return [DecoderWord(job.number) if job.number % 3 else _broken(job.number) for job in done]
+        return [
+            ImageDecodeResult(job.number) if job.number % 3 else _broken(job.number) for job in done
+        ]
 
     def close(self) -> None:
         pass
 
 
-def _broken(number: int) -> DecoderWord:
-    return DecoderWord(number, code="image_invalid", message="it is broken")
+def _broken(number: int) -> ImageDecodeResult:
+    return ImageDecodeResult(number, code="image_invalid", message="it is broken")
 
 
 class House:

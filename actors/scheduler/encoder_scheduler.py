@@ -19,13 +19,13 @@ from hearth.actors.messages import (
     ImageTimes,
     Patched,
     PromptImage,
-    RunTower,
+    RunVisionEncoder,
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY, Refusal, within_share
-from hearth.actors.scheduler.embedding_store import Filling, StoredEmbeddings
+from hearth.actors.scheduler.embedding_store import SlotState, StoredEmbeddings
 from hearth.actors.scheduler.quarantine import Quarantine
 from hearth.actors.scheduler.request_state import RequestState
-from hearth.actors.scheduler.waiting_queue import WaitingRoom
+from hearth.actors.scheduler.waiting_queue import RequestQueues
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 
 IN_FLIGHT = 8
@@ -35,8 +35,8 @@ Told = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
 """What is heard of images."""
 IsOpen = Callable[[int], bool]
 """Whether the request of this number has not ended yet."""
-Sent = Encode | DropWork | RunTower | Embedded | Failed
-"""What is to be sent: Encode and DropWork to the encoder, RunTower to the executor."""
+Sent = Encode | DropWork | RunVisionEncoder | Embedded | Failed
+"""What is to be sent: Encode and DropWork to the encoder, RunVisionEncoder to the executor."""
 
 
 class ImageArenas(NamedTuple):
@@ -61,7 +61,7 @@ class _Job:
     dropped: bool = False
 
 
-class Encodings:
+class EncoderScheduler:
     """Makes the embeddings of requests' images before these queue up for a place; no clock, no I/O.
 
     Requests wait here in the order of the queue until all of their embeddings are there. Each
@@ -74,9 +74,9 @@ class Encodings:
     """
 
     def __init__(
-        self, room: WaitingRoom, quarantine: Quarantine, arenas: ImageArenas | None = None
+        self, queues: RequestQueues, quarantine: Quarantine, arenas: ImageArenas | None = None
     ) -> None:
-        self._waiting, self._queue = room.unready, room.queue
+        self._waiting, self._queue = queues.unready, queues.queue
         self._quarantine = quarantine
         self._lost: list[RequestState] = []
         self._alone = False
@@ -85,7 +85,7 @@ class Encodings:
         self._store = StoredEmbeddings(self._arenas.embeddings)
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self._orphans: dict[str, list[_Orphan]] = {"encoder": [], "tower": []}
+        self._abandoned: dict[str, list[_AbandonedSlots]] = {"encoder": [], "tower": []}
         self._present = {"encoder": False, "tower": False}
         self._stirred = False
 
@@ -123,8 +123,8 @@ class Encodings:
                 "share: wait for a request to end",
                 "client_queue_share",
             )
-        ready = Filling.READY
-        entry.missing = {key for key in wanted if self._store.filling(key) is not ready}
+        ready = SlotState.READY
+        entry.missing = {key for key in wanted if self._store.state(key) is not ready}
         self._stirred = True
         return None
 
@@ -228,7 +228,7 @@ class Encodings:
         )
 
     def _is_ready(self, entry: RequestState) -> bool:
-        return all(self._store.filling(one.work.key) is Filling.READY for one in entry.images)
+        return all(self._store.state(one.work.key) is SlotState.READY for one in entry.images)
 
     def _take(self, entry: RequestState) -> Embedded:
         """Take out a request whose embeddings are all there."""
@@ -251,7 +251,9 @@ class Encodings:
         for number, job in self._jobs.items():
             if job.at == "between":
                 job.at = "tower"
-                sent.append(RunTower(number, job.layout, job.patches, self._store.slot(job.key)))
+                sent.append(
+                    RunVisionEncoder(number, job.layout, job.patches, self._store.slot(job.key))
+                )
         return sent
 
     def _encodes(self) -> list[Sent]:
@@ -259,7 +261,7 @@ class Encodings:
         sent: list[Sent] = []
         for entry, image in self._unsent():
             work = image.work
-            if self._store.filling(work.key) is not Filling.EMPTY:
+            if self._store.state(work.key) is not SlotState.EMPTY:
                 continue
             alone = self._quarantine.runs_alone(entry)
             if self._jobs and (alone or self._alone):
@@ -331,7 +333,9 @@ class Encodings:
         failed: list[Sent] = []
         for number, job in lost.items():
             del self._jobs[number]
-            self._orphans[where].append(_Orphan(job.patches, self._store.forsake(job.key)))
+            self._abandoned[where].append(
+                _AbandonedSlots(job.patches, self._store.abandon(job.key))
+            )
             for entry, told in self._refuse(list(self._waiting), job.key, code, text):
                 self._lost.append(entry)
                 failed.append(told)
@@ -339,10 +343,10 @@ class Encodings:
         return failed
 
     def _come(self, where: Literal["encoder", "tower"]) -> None:
-        for orphan in self._orphans[where]:
-            self._arenas.patches.free(orphan.patches)
-            self._store.free(orphan.target)
-        self._orphans[where] = []
+        for slots in self._abandoned[where]:
+            self._arenas.patches.free(slots.patches)
+            self._store.free(slots.target)
+        self._abandoned[where] = []
         self._present[where] = self._stirred = True
 
     def _patch_bytes(self, layout: ImageLayout) -> int:
@@ -352,7 +356,7 @@ class Encodings:
         return layout.tokens * self._arenas.token_bytes
 
 
-class _Orphan(NamedTuple):
+class _AbandonedSlots(NamedTuple):
     """What a dead process may still write to."""
 
     patches: Slot

@@ -13,7 +13,7 @@ from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.vision_config import VisionConfig
 
 
-class TowerMemory(NamedTuple):
+class VisionEncoderMemory(NamedTuple):
     """The arenas of a tower, and its configuration, which says what lies in their slots."""
 
     config: VisionConfig

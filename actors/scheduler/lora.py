@@ -14,7 +14,7 @@ _PAID_S = 2.0
 """How long it lasts at least, however long that took."""
 
 
-class AdapterTurns:
+class LoRAScheduler:
     """Whose adapter is served: rows that run together share one; no clock, no I/O.
 
     Only rows of that adapter are lined up, and of others none stay. Where requests
@@ -124,7 +124,7 @@ class AdapterTurns:
         """How long the turn lasts among equals."""
         if self._placed == math.inf:
             return math.inf
-        taken = sum(row.has_slot for row in self._own) / self._running.places
+        taken = sum(row.has_slot for row in self._own) / self._running.slots
         paid = min(_TIMES_PAID * (self._begun - self._placed), _PAID_S)
         return self._placed + max(taken * self._settings.current.adapter_turn_s, paid)
 

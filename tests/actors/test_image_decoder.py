@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hearth.actors.arena import Arena
-from hearth.actors.encoder import image_decoder as picture_decoder
-from hearth.actors.encoder.image_decoder import PictureDecoder
-from hearth.actors.encoder.image_decoder_jobs import DecoderJob, DecoderWord
+from hearth.actors.encoder import image_decoder
+from hearth.actors.encoder.image_decoder import ImageDecoder
+from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
 from hearth.actors.messages import ImageInput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageLayout, Picture, Slot
@@ -45,7 +45,7 @@ class Decoding:
     def __init__(self, program: tuple[str, ...] = PROGRAM) -> None:
         self.arenas = [Arena.create(name, 4096) for name in ("pictures", "patches")]
         self.clock = Clock()
-        self.decoder = PictureDecoder(
+        self.decoder = ImageDecoder(
             config_of("qwen3_vl"),
             *(arena.shared for arena in self.arenas),
             timeout_s=100.0,
@@ -57,11 +57,11 @@ class Decoding:
     def give(self, *kinds: int) -> None:
         for number, kind in enumerate(kinds):
             layout = ImageLayout(height=kind, width=0, grid=(1, 2, 2), tokens=1)
-            self.decoder.give(DecoderJob(number, [], layout, Slot(0, 0, 1)))
+            self.decoder.give(ImageDecodeJob(number, [], layout, Slot(0, 0, 1)))
 
-    def hear(self, count: int) -> dict[int, DecoderWord]:
+    def hear(self, count: int) -> dict[int, ImageDecodeResult]:
         """The next words, by number; each came once."""
-        heard: list[DecoderWord] = []
+        heard: list[ImageDecodeResult] = []
         deadline = time.monotonic() + PATIENCE_S
         while len(heard) < count:
             assert time.monotonic() < deadline
@@ -135,7 +135,7 @@ def test_long_videos_are_jobs_too(decoding: Decoding) -> None:
     frame = ImageInput(Picture("yuv422_yuy2", 60_000, 60_000, 120_000), large)
     layout = ImageLayout(FINE, 0, (2048, 2, 2), 2048, frames=tuple(range(4096)))
     for number in range(3):
-        decoding.decoder.give(DecoderJob(number, [frame] * 4096, layout, large))
+        decoding.decoder.give(ImageDecodeJob(number, [frame] * 4096, layout, large))
     assert [word.code for word in decoding.hear(3).values()] == [""] * 3
 
 
@@ -152,7 +152,7 @@ def test_a_process_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) 
         decoding.decoder.wait_ready()
     assert caught.value.code == "encoder_failed"
     decoding.close()
-    monkeypatch.setattr(picture_decoder, "START_S", 0.1)
+    monkeypatch.setattr(image_decoder, "START_S", 0.1)
     decoding = Decoding(("-c", "import time; time.sleep(3600)"))
     with pytest.raises(HearthError) as caught:
         decoding.decoder.wait_ready()
