@@ -1,4 +1,4 @@
-"""Where each actor listens: in the daemon's process by name, elsewhere in a folder of sockets."""
+"""Endpoints of the actors: names inside the daemon's process, socket files between processes."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class SocketFolder:
 
     @property
     def tokenizer(self) -> str:
-        """Where the tokenizer listens to other processes."""
+        """Endpoint at which the tokenizer listens to other processes."""
         return self._endpoint("tokenizer")
 
     @property
     def scheduler(self) -> str:
-        """Where the scheduler listens to other processes, if it does."""
+        """Endpoint at which the scheduler listens to other processes, if it does."""
         return self._endpoint("scheduler")
 
     def supervisor(self, actor: str) -> str:
-        """Where the supervisor of `actor` listens."""
+        """Endpoint at which the supervisor of `actor` listens."""
         return self._endpoint(f"{actor}-supervisor")
 
     def addresses(self, actor: str, incarnation: int) -> Addresses:

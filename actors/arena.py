@@ -1,4 +1,4 @@
-"""Memory that processes share by a descriptor, and which of it is given out."""
+"""Shared memory of slots: the mapping, and the allocator of its slots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.images import Slot
 
 HEAD_BYTES = 64
-"""Of a slot: a line of a CPU's cache, of which all offsets and lengths are multiples."""
+"""Bytes of a slot's header: a CPU cache line; offsets and lengths are multiples of it."""
 _GENERATION = struct.Struct("<Q")
 _FREE = 0
 # Else a process that shortens the file would end all others with SIGBUS.
@@ -27,17 +27,17 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedArena(msgspec.Struct, frozen=True):
-    """An arena as a process is told of it: the descriptor that it inherits, and the bytes."""
+    """An arena in the settings of a process: the descriptor that it inherits, and the bytes."""
 
     descriptor: int
     size: int
 
 
 class Arena:
-    """A memory file; what of it is given out is for `ArenaSlots` in the daemon's process to say.
+    """A mapped memory file; `ArenaSlots` in the daemon's process allocates its slots.
 
-    A slot's generation lies in a head before its data. Who reads asks for a `view`, and behind it
-    by `check` whether the slot has been the same all the time.
+    A slot's generation lies in a header before its data. A reader takes a `view`, and calls
+    `check` afterwards to see that the slot was not reused meanwhile.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -47,9 +47,9 @@ class Arena:
 
     @classmethod
     def create(cls, name: str, size: int) -> Arena:
-        """A new one of `size` bytes, which take memory as they are used.
+        """Create an arena of `size` bytes, which take memory as they are used.
 
-        Raises `out_of_memory` where the system gives none.
+        Raises `out_of_memory` if the system has none.
         """
         try:
             descriptor = os.memfd_create(f"hearth-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -65,7 +65,7 @@ class Arena:
 
     @classmethod
     def open(cls, descriptor: int, size: int) -> Arena:
-        """One that this process has inherited; raises `internal` where it is not there."""
+        """Map an inherited arena; raises `internal` if the descriptor has not `size` bytes."""
         try:
             return cls(descriptor, size)
         except (OSError, ValueError) as error:
@@ -75,15 +75,15 @@ class Arena:
 
     @property
     def shared(self) -> SharedArena:
-        """What a process that inherits it is told."""
+        """Descriptor and size, for the settings of a process that inherits the arena."""
         return SharedArena(self.descriptor, self.size)
 
     def slots(self) -> ArenaSlots:
-        """Who gives it out; there is one, in the process that made it."""
+        """Return an allocator of the slots; there is one, in the process that made the arena."""
         return ArenaSlots(self.size, self._mark)
 
     def view(self, slot: Slot) -> memoryview:
-        """The slot's bytes, to be read or written; raises `internal` if it is another's now."""
+        """The slot's bytes, to be read or written; raises `internal` if it has been reused."""
         self.check(slot)
         start = slot.offset + HEAD_BYTES
         return self._bytes[start : start + slot.size]
@@ -96,14 +96,14 @@ class Arena:
         return np.frombuffer(view, dtype).reshape(shape)
 
     def check(self, slot: Slot) -> None:
-        """Raise `internal` unless the slot is still the one that it was."""
+        """Raise `internal` if the slot has been freed or reused."""
         start, end = slot.offset, slot.offset + HEAD_BYTES + slot.size
         inside = start >= 0 and slot.size >= 0 and end <= self.size
         if not inside or _GENERATION.unpack_from(self._bytes, start) != (slot.generation,):
             raise HearthError("internal", "a piece of shared memory has been given to another")
 
     def close(self) -> None:
-        """Let go of it; what still looks at it keeps the memory."""
+        """Close descriptor and mapping; views that are still in use keep the memory."""
         self._bytes.release()
         try:
             self._map.close()
@@ -127,10 +127,10 @@ class _Piece(NamedTuple):
 
 
 class ArenaSlots:
-    """Which parts of an arena are taken; no I/O but `mark`, which writes a slot's generation.
+    """First-fit allocator of an arena's slots; no I/O but `mark`, which writes a generation.
 
-    The first piece that is large enough is given, so what is seldom used stays at the end, where
-    it takes no memory. A generation is never given twice.
+    First fit leaves what is seldom used at the end, where it takes no memory. A generation is
+    never given twice.
     """
 
     def __init__(self, size: int, mark: Callable[[int, int], None] = lambda *_: None) -> None:
@@ -145,7 +145,7 @@ class ArenaSlots:
         return len(self._taken)
 
     def take(self, size: int) -> Slot | None:
-        """A slot of `size` bytes; None where no piece is large enough now."""
+        """Allocate a slot of `size` bytes; None if no free piece is large enough now."""
         length = slot_bytes(size)
         for index, piece in enumerate(self._free):
             if piece.length < length:
@@ -160,7 +160,7 @@ class ArenaSlots:
         return None
 
     def free(self, slot: Slot) -> None:
-        """Take a slot back; a second time does nothing."""
+        """Free a slot; a second time does nothing."""
         piece = self._taken.pop(slot.generation, None)
         if piece is None:
             return
@@ -176,5 +176,5 @@ class ArenaSlots:
 
 
 def slot_bytes(size: int) -> int:
-    """What a slot of `size` bytes takes of its arena."""
+    """Bytes of its arena that a slot of `size` bytes takes."""
     return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES

@@ -44,7 +44,7 @@ ROLES: dict[str, Role] = {
     "executor": Role(ExecutorSettings, _executor),
     "encoder": Role(EncoderSettings, _encoder),
 }
-"""Everything that can have a process of its own."""
+"""Actors that can have a process of their own."""
 
 
 def _ready(name: str, ready: ReadyActor) -> ActorReady:
@@ -52,7 +52,7 @@ def _ready(name: str, ready: ReadyActor) -> ActorReady:
 
 
 def run_actor(config: HostConfig, context: ZmqContext) -> None:
-    """Say hello, load, say ready, work; a failure is told to the supervisor and raised."""
+    """Report hello, load, report ready, run; a failure is reported to the supervisor and raised."""
     name, pid = config.name, os.getpid()
     to_supervisor: Sender[SupervisorMessage] = Sender(
         context, config.addresses.supervisor, CONTROL_LIMIT, _FLUSH_S
@@ -74,7 +74,7 @@ def run_actor(config: HostConfig, context: ZmqContext) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Be the actor that the one argument (a HostConfig as JSON) describes; the exit status."""
+    """Run the actor that the one argument (a HostConfig as JSON) describes; the exit status."""
     try:
         config = msgspec.json.decode(arguments[0], type=HostConfig)
     except (IndexError, msgspec.MsgspecError):
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> int:
         with zmq.Context() as context:
             run_actor(config, context)
     except HearthError as error:
-        # Told to the supervisor, which logs it.
+        # Reported to the supervisor, which logs it.
         _log.debug("actor failed", actor=config.name, code=error.code, reason=error.message)
         return 1
     except Exception:  # noqa: BLE001 - logged; the exit status tells the supervisor

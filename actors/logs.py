@@ -32,7 +32,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 def leads_to_journald(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether what is written to `stream` goes to the journal: systemd.exec(5)."""
+    """True if what is written to `stream` goes to the journal: systemd.exec(5)."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, AttributeError):
@@ -41,10 +41,10 @@ def leads_to_journald(stream: TextIO, environ: Mapping[str, str]) -> bool:
 
 
 class Journal:
-    """Sends events to journald and never waits: what it does not take at once is lost.
+    """Sender of events to journald that never waits: what the socket does not take is lost.
 
-    The next one that it takes comes behind one that says how many; `all_lost` counts them since the
-    start. Raises OSError where nobody listens at `place`.
+    The next event that it takes follows one with the number of those lost; `all_lost` counts them
+    since the start. Raises OSError if nothing listens at `place`.
     """
 
     def __init__(self, place: str = PLACE) -> None:
@@ -56,7 +56,7 @@ class Journal:
         self._lost = self.all_lost = 0
 
     def send(self, entry: bytes) -> None:
-        """Send what `journal_entry` gave."""
+        """Send an entry that `journal_entry` has made."""
         if self._lost and self._try(journal_entry(None, "", {**_LOSS, "lines": self._lost})):
             self._lost = 0
         if self._lost or not self._try(entry):
@@ -73,7 +73,7 @@ class Journal:
         return True
 
     def _try_as_file(self, entry: bytes) -> bool:
-        """What is too large for a datagram goes as the handle of a sealed file in memory."""
+        """Send an entry that is too large for a datagram as the handle of a sealed memory file."""
         try:
             file = os.memfd_create("hearth-log", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             with os.fdopen(file, "wb", 0) as opened:
@@ -97,7 +97,10 @@ def journal_entry(_logger: object, _name: str, event: Mapping[str, Any]) -> byte
 
 
 def shaped(text: str) -> str:
-    """`text` without what has no shape of its own, and could steer a terminal; line ends stay."""
+    """`text` without characters that are not printable and could control a terminal.
+
+    Line ends and tabs stay.
+    """
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
@@ -124,7 +127,7 @@ _CONSOLE_LOSS = "lines of the log were lost: {}\n"
 _WHOLE_FROM = 1000
 _EPOCH_DIGITS = 8
 _PATIENCE_MS = 200
-"""How long a line may wait for a reader of the log that is behind."""
+"""Milliseconds for which a line may wait for a reader of the log that is behind."""
 _PIPE_PIECE = select.PIPE_BUF // 6
 """Characters that a pipe takes at once, of six bytes at most where they are no text."""
 
@@ -135,11 +138,11 @@ def request_id(epoch: str, rid: int) -> str:
 
 
 class LossyStream:
-    """Text to `stream`, line by line; what it cannot take is lost, so that the service goes on.
+    """Writer of lines to `stream` that drops those which the stream cannot take.
 
-    That is a full disk, a reader that has gone, or one that takes nothing for `_PATIENCE_MS`. The
-    next line that it takes comes behind `loss`, in which `{}` is how many were lost. `all_lost` are
-    those of all times.
+    That is a full disk, a closed pipe, or a reader that takes nothing for `_PATIENCE_MS`. The next
+    line that it takes follows `loss`, in which `{}` is the number of those lost. `all_lost` counts
+    them since the start.
     """
 
     def __init__(self, stream: TextIO, loss: str) -> None:
@@ -159,7 +162,7 @@ class LossyStream:
             self.all_lost += 1
 
     def flush(self) -> None:
-        """Nothing: a line has left, or it is lost."""
+        """Do nothing: a line has been written, or it is lost."""
 
     def _try(self, text: str) -> bool:
         for piece in self._pieces(f"\n{text}" if self._torn else text):
@@ -176,7 +179,7 @@ class LossyStream:
         return True
 
     def _pieces(self, text: str) -> list[str]:
-        """Where a pipe says that it has room, that is for so much; for more a write may hang."""
+        """Split text for a pipe: poll(2) promises room for PIPE_BUF bytes, more may block."""
         if not self._by_pipe or len(text.encode("utf-8", "backslashreplace")) <= select.PIPE_BUF:
             return [text]
         return [text[i : i + _PIPE_PIECE] for i in range(0, len(text), _PIPE_PIECE)]
@@ -187,11 +190,11 @@ def _is_pipe(stream: TextIO) -> bool:
 
 
 Log = LossyStream | Journal
-"""Where lines go that nobody waits for; it counts those that are lost."""
+"""Output of the log, which counts the lines that it lost."""
 
 
 def _unbuffered(stream: TextIO) -> tuple[select.poll | None, TextIO]:
-    """The stream without a buffer, which would keep what failed, and a poll for its room."""
+    """The stream without a buffer, which would keep what failed, and a poll of its readiness."""
     try:
         descriptor = stream.fileno()
     except (OSError, AttributeError):
@@ -214,8 +217,8 @@ def configure_logging(
     """Send all log events of `level` and above to `stream` (standard error by default).
 
     `auto` is coloured text on a terminal, fields for `journal` where the stream leads to journald,
-    and JSON lines elsewhere; lines that journald reads carry their priority. A log that takes no
-    lines loses them; nobody waits long for it or fails by it. Gives what counts those.
+    and JSON lines elsewhere; lines that journald reads carry their priority. An output that takes
+    no lines loses them: no caller waits long or fails. Returns the output, which counts those.
     """
     stream = sys.stderr if stream is None else stream
     environ = os.environ if environ is None else environ
@@ -235,7 +238,7 @@ def configure_logging(
 
 
 def set_level(level: Level) -> None:
-    """Log events of `level` and above from now on, to where they have gone before."""
+    """Log events of `level` and above from now on, to the same output."""
     structlog.configure(wrapper_class=_filtering(level))
 
 
@@ -260,7 +263,7 @@ def _configure(
 
 
 def _open_journal(place: str) -> Journal | None:
-    """The journal; None where it has no socket, as in a container: its lines are read then."""
+    """The journal; None if it has no socket, as in a container, where it reads lines instead."""
     try:
         return Journal(place)
     except OSError:
@@ -268,7 +271,7 @@ def _open_journal(place: str) -> Journal | None:
 
 
 def certain_log(name: str) -> structlog.typing.FilteringBoundLogger:
-    """A log for what an operator waits for: no level leaves its lines out."""
+    """A logger for events that an operator needs at every level."""
     every = structlog.make_filtering_bound_logger(logging.NOTSET)
     log = structlog.wrap_logger(None, wrapper_class=every, logger_factory_args=(name,))
     return cast("structlog.typing.FilteringBoundLogger", log)
@@ -290,7 +293,7 @@ def _console(stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
 
 
 def _name_request(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """In place of actors' numbers the ids of requests, where the daemon has told its `epoch`."""
+    """Replace the request numbers of actors by request ids, if the daemon's `epoch` is bound."""
     epoch = event.pop("epoch", "")
     if epoch and "rid" in event:
         event["request"] = request_id(epoch, event.pop("rid"))
@@ -300,12 +303,12 @@ def _name_request(_logger: WrappedLogger, _name: str, event: EventDict) -> Event
 
 
 def _shape_text(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """What a client has written is in some fields."""
+    """Make fields printable: some hold text of clients."""
     return {key: shaped(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _round_numbers(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """Three digits are enough for people, and whole numbers from there on."""
+    """Round floats for people: to three digits, and to whole numbers from `_WHOLE_FROM` on."""
     for key, value in event.items():
         if isinstance(value, float) and math.isfinite(value):
             event[key] = float(f"{value:.3g}") if abs(value) < _WHOLE_FROM else round(value)

@@ -25,7 +25,7 @@ IPC_SCHEME = "ipc://"
 _RECONNECT_MS = 10
 _RECONNECT_MAX_MS = 500
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-# A reader that always finds mail still lets its event loop turn after this many messages.
+# A reader that always finds messages still yields to its event loop after this many.
 _BURST = 32
 # Decoding hostile bytes raises these; the last two are not in msgspec's own error family.
 _DECODE_ERRORS = (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -63,7 +63,7 @@ class _End:
 
     @property
     def descriptor(self) -> int:
-        """Readable when there is news, until all has been received or sent that can be."""
+        """Edge-triggered descriptor: readable when a message can be received or sent."""
         return self._socket.FD
 
     async def _wait_for(self, event: int) -> None:
@@ -96,7 +96,7 @@ class Receiver(_End, Generic[T]):
             raise
 
     def receive_nowait(self) -> T | None:
-        """The next message, or None when there is none now."""
+        """The next message; None if there is none now."""
         while True:
             # Asking is twice as fast as being refused, which happens between all steps.
             if not int(self._socket.get(_EVENTS)) & _POLLIN:
@@ -173,7 +173,7 @@ class Sender(_End, Generic[T]):
             raise MailboxFull(self._endpoint)
 
     async def send(self, message: T, timeout_s: float) -> None:
-        """Send, waiting for room; raises MailboxFull after `timeout_s` seconds."""
+        """Send, waiting while the mailbox is full; raises MailboxFull after `timeout_s` seconds."""
         data = self._encode(message)
         if not self._waiting and self._try_send(data):
             return
@@ -189,7 +189,7 @@ class Sender(_End, Generic[T]):
         raise MailboxFull(self._endpoint)
 
     def send_blocking(self, message: T, timeout_s: float) -> None:
-        """Send from a thread loop, blocking it for room; raises MailboxFull at the deadline."""
+        """Send, blocking the thread while it is full; raises MailboxFull after `timeout_s`."""
         data = self._encode(message)
         deadline = time.monotonic() + timeout_s
         while not self._try_send(data):
@@ -219,7 +219,7 @@ class Sender(_End, Generic[T]):
 def wait_any(
     receivers: Sequence[Receiver[Any]], timeout_s: float, descriptors: Sequence[int] = ()
 ) -> None:
-    """Block the thread until one of these has mail or is readable, `timeout_s` seconds at most."""
+    """Block until a receiver has a message or a descriptor is readable, at most `timeout_s`."""
     poller = zmq.Poller()
     for receiver in receivers:
         poller.register(receiver._socket, zmq.POLLIN)  # noqa: SLF001 - same module

@@ -1,4 +1,4 @@
-"""Everything that actors say to one another, grouped by the inbox it is sent to.
+"""Messages between actors, grouped by the inbox that they are sent to.
 
 `rid` is the front door's number for a request: unique and increasing for the daemon's life.
 Times are seconds of the system-wide monotonic clock, so they compare across processes.
@@ -20,7 +20,7 @@ class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults
 
 
 class ImageInput(msgspec.Struct, frozen=True, array_like=True):
-    """A picture that a client has sent, and where its bytes lie in the arena of such."""
+    """A picture that a client has sent, and the slot of its bytes in the arena of pictures."""
 
     picture: Picture
     slot: Slot
@@ -34,7 +34,7 @@ class Visual(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageWork(msgspec.Struct, frozen=True, array_like=True):
-    """What becomes embeddings, and what it becomes; `key` is the same for what gives the same."""
+    """A visual to encode, with its layout; `key` is equal for equal embeddings."""
 
     key: bytes
     visual: Visual
@@ -42,7 +42,7 @@ class ImageWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True):
-    """A visual of a prompt, and where its embeddings go there."""
+    """A visual of a prompt, and the spans of its placeholder tokens."""
 
     work: ImageWork
     spans: tuple[ImageSpan, ...]
@@ -60,7 +60,7 @@ class ImageTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Encode(ActorMessage, tag="encode"):
-    """Make patches of a visual in `patches` and, where the tower runs here, embeddings in `target`.
+    """Make patches of a visual in `patches` and, if the encoder runs the model, also `target`.
 
     It is answered once, by `Patched`, `Encoded` or `EncodeFailed`.
     """
@@ -72,7 +72,7 @@ class Encode(ActorMessage, tag="encode"):
 
 
 class DropWork(ActorMessage, tag="drop_work"):
-    """Nobody waits for these any more: what has not begun fails with `cancelled`."""
+    """Drop pieces of work that are not needed any more: those not begun fail with `cancelled`."""
 
     numbers: list[int]
 
@@ -81,14 +81,14 @@ class DropWork(ActorMessage, tag="drop_work"):
 
 
 class Patched(ActorMessage, tag="patched"):
-    """The patches of a piece of work are in their slot: an executor is to run the tower on them."""
+    """The patches of a piece of work are in their slot, for the executor's vision encoder."""
 
     number: int
     times: ImageTimes
 
 
 class Encoded(ActorMessage, tag="encoded"):
-    """The embeddings of a piece of work are in their slot; `times` has the part of who tells."""
+    """The embeddings of a piece of work are in their slot; `times` are those of the sender."""
 
     number: int
     times: ImageTimes
@@ -109,7 +109,7 @@ class EncoderReady(ActorMessage, tag="encoder_ready"):
 
 
 class EncoderLost(ActorMessage, tag="encoder_lost"):
-    """The encoder died, and what it was at has failed."""
+    """The encoder died, and the work that it had has failed."""
 
     reason: str
 
@@ -145,7 +145,7 @@ Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
-    """What a loaded executor can take: rows at a time, and tokens per row."""
+    """Limits of a loaded executor: rows at a time, and tokens per row."""
 
     max_batch: Limit
     max_prompt_tokens: Limit
@@ -156,10 +156,10 @@ class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Request(ActorMessage, tag="request"):
-    """A request for text on its way to a place: what it asks of the runtime, and when it is due.
+    """A request for text: its prompt, options for the runtime, priority and deadline.
 
-    The front door gives it either `turns` or a `prompt`. The tokenizer has put `token_ids` and
-    `images` in their place at `encoded`; once the scheduler has admitted it its images are encoded.
+    The front door gives it either `turns` or a `prompt`, which the tokenizer has replaced by
+    `token_ids` and `images` at `encoded`. Images are encoded once the scheduler has admitted it.
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
     `client` take turns with those of others.
@@ -181,7 +181,7 @@ class Request(ActorMessage, tag="request"):
 class Convert(ActorMessage, tag="convert"):
     """Tokenize text or turns, or detokenize ids, outside any generation.
 
-    `client` is the number of who asks: clients take turns.
+    Clients take turns by their numbers `client`.
     """
 
     rid: int
@@ -199,9 +199,9 @@ class Cancel(ActorMessage, tag="cancel"):
 
 
 class Failed(ActorMessage, tag="failed"):
-    """These requests ended in a failure; `code` is one of `hearth.runtime.errors.CODES`.
+    """Requests ended in a failure; `code` is one of `hearth.runtime.errors.CODES`.
 
-    Where the scheduler has no room for one `ahead` others have to go before there is.
+    If the queue is full, `ahead` is the number of requests that have to leave it first.
     """
 
     rids: list[int]
@@ -244,12 +244,12 @@ class StepOutput(ActorMessage, tag="step_output"):
     cached: dict[int, int] = {}
 
     def __post_init__(self) -> None:
-        """Refuse, in a decoder too, tokens that are nobody's."""
+        """Refuse, in a decoder too, tokens without a request."""
         if len(self.rids) != len(self.tokens):
             raise ValueError("each token has one request")
 
     def without_tokens(self) -> "StepOutput | None":
-        """Return what the scheduler has to know of it; None where tokens are all there is."""
+        """Return a copy without tokens for the scheduler; None if there are tokens alone."""
         changed = self.begun or self.finished or self.failed or self.images
         if self.tokens and not changed:
             return None
@@ -257,16 +257,16 @@ class StepOutput(ActorMessage, tag="step_output"):
 
 
 class RowsCut(ActorMessage, tag="rows_cut"):
-    """These requests end with what they have: the executor that came holds no more."""
+    """Requests end with the tokens they have: the new executor's limits are lower."""
 
     rids: list[int]
 
 
 class ExecutorReady(ActorMessage, tag="executor_ready"):
-    """An executor listens at `work`; any earlier one is gone, and what it still says is dropped.
+    """An executor listens at `work`; any earlier one is gone, and its late outputs are dropped.
 
-    It goes by way of the tokenizer, as does `ExecutorLost`, so that it comes behind all that was
-    heard of the earlier one.
+    The tokenizer passes it on, as it does `ExecutorLost`, so that it follows all outputs of the
+    earlier one.
     """
 
     incarnation: int
@@ -275,16 +275,16 @@ class ExecutorReady(ActorMessage, tag="executor_ready"):
 
 
 class ExecutorLost(ActorMessage, tag="executor_lost"):
-    """The executor died, and what ran there has failed; `blameless` is not what killed it."""
+    """The executor died, and its rows have failed; if `blameless`, they are not suspects."""
 
     reason: str
     blameless: bool = False
 
 
 class ClientGone(ActorMessage, tag="client_gone"):
-    """The session of this client has ended: what it has pinned in the prefix cache may go.
+    """The session of this client has ended: its pins in the prefix cache are released.
 
-    It goes by way of the tokenizer, so that it comes behind all that the client has asked.
+    The tokenizer passes it on, so that it follows all requests of the client.
     """
 
     client: int
@@ -306,7 +306,7 @@ TokenizerMessage = (
 
 
 class AdapterGone(ActorMessage, tag="adapter_gone"):
-    """The adapter was removed: who waits for it waits in vain."""
+    """The adapter was removed: requests that wait for it fail."""
 
     name: str
 
@@ -335,7 +335,7 @@ SchedulerControl = Cancel | AdapterGone | EncoderReady | EncoderLost
 
 
 class SetLogLevel(ActorMessage, tag="set_log_level"):
-    """Log what is at least as important as this from now on."""
+    """Log events of this level and above from now on."""
 
     level: Level
 
@@ -343,8 +343,8 @@ class SetLogLevel(ActorMessage, tag="set_log_level"):
 class Shutdown(ActorMessage, tag="shutdown"):
     """End after the current step; running rows fail with `shutting_down`.
 
-    Or end `after_rows` that have places have ended, as another executor takes over: no row gets a
-    place any more, those that have none are given up, and outputs say so.
+    With `after_rows` end once the running rows have ended, as another executor takes over: waiting
+    rows are given up, no row is placed any more, and outputs say so.
     """
 
     after_rows: bool = False
@@ -367,10 +367,10 @@ class Accepted(ActorMessage, tag="accepted"):
 
 
 class Embedded(ActorMessage, tag="embedded"):
-    """The embeddings of all visuals of a request are there; its row is lined up behind this word.
+    """The embeddings of all visuals of a request are ready; it is queued after this message.
 
-    They are `tokens`; `cached` of the visuals were there before, the others took `times` in all.
-    `sizes` are width and height of each in pixels, as the model sees it.
+    They are `tokens`; `cached` of the visuals were ready before, the others took `times` in all.
+    `sizes` are width and height of each in pixels, as the model gets it.
     """
 
     rid: int
@@ -413,10 +413,10 @@ class Converted(ActorMessage, tag="converted"):
 
 
 class SchedulerReport(ActorMessage, tag="scheduler_report"):
-    """What the scheduler holds now and has done since the start.
+    """State of the scheduler now, and its counters since the start.
 
-    `running` of `places` rows take part in steps; `rows` counts those that ever got a place.
-    `embeddings` are the bytes that images take, where the model sees.
+    `running` of `places` slots are taken; `rows` counts those that ever got a slot. `embeddings`
+    are the bytes that those of images take, for a vision model.
     """
 
     rid: int
@@ -434,7 +434,7 @@ DoorMessage = Accepted | Embedded | Deltas | Failed | Converted | SchedulerRepor
 
 
 class Schedule(ActorMessage, tag="schedule"):
-    """All that the scheduler wants of one executor's rows; of two the higher `seq` counts.
+    """The whole schedule of one executor's rows; of two the one with the higher `seq` counts.
 
     `rows` get places in this order as soon as some are free; what they ask is in `new` once, and
     again where the executor misses it. A row that has no place and is not among them is given up.
@@ -454,7 +454,7 @@ class Schedule(ActorMessage, tag="schedule"):
 
 
 class Unpin(ActorMessage, tag="unpin"):
-    """Keep no longer what this client's rows have pinned in the prefix cache: it has gone.
+    """Release what this client's rows have pinned in the prefix cache: its session has ended.
 
     Its rows have ended before, or a `Schedule` before this cancels them.
     """
@@ -463,9 +463,9 @@ class Unpin(ActorMessage, tag="unpin"):
 
 
 class SetAdapter(ActorMessage, tag="set_adapter"):
-    """Serve an adapter from `folder`, an absolute path, or not any more where that is None.
+    """Load an adapter from `folder`, an absolute path, or unload it if that is None.
 
-    Rows that have one which is not served any more fail with `adapter_unknown`.
+    Rows that have an unloaded adapter, or wait for it, fail with `adapter_unknown`.
     """
 
     name: str

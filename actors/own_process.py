@@ -1,4 +1,4 @@
-"""What the process of an actor, or of an actor's helper, settles about itself."""
+"""Process attributes that an actor's process, or its helper's, sets for itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OOM_SCORE_ADJ = 500  # proc(5): of a thousand, what a process counts for beside
 
 
 def ignore_signals() -> None:
-    """Leave it to whoever started this process when it ends.
+    """Ignore signals that ask this process to end: its parent decides when it does.
 
     Ctrl-C, the end of a terminal and a service manager's stop reach every process of the group.
     """
@@ -22,14 +22,17 @@ def ignore_signals() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent dies, so that nobody keeps the device, or memory, after it."""
+    """Have the kernel kill this process when the parent dies, so that device and memory are free.
+
+    Raises SystemExit if the parent is dead already.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(1)
 
 
 def die_first() -> None:
-    """Be the one that goes where memory ends: the daemon answers for us and starts another."""
+    """Raise this process's OOM score, so that it is killed before the daemon, which restarts it."""
     path = Path("/proc/self/oom_score_adj")
     # Raising it needs no privilege; a system without the file has nothing to choose by.
     with suppress(OSError):

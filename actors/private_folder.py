@@ -10,22 +10,22 @@ from pathlib import Path
 
 _PREFIX = "hearth."
 _SETTLED_S = 60.0
-"""A folder that is younger may not be locked yet by the process that made it."""
+"""Age in seconds from which an unlocked folder counts as abandoned: it is locked once made."""
 
 
 @contextmanager
 def private_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A fresh folder for sockets that only this user may enter, removed at the end.
+    """A new folder for sockets that only this user may enter, removed at the end.
 
-    It lies in `parent`, else in the system's folder for temporary files, and is locked while it
-    is used: what killed processes have left there goes first.
+    It lies in `parent`, else in the system's folder for temporary files, and is locked while in
+    use. Folders that killed processes have left there are removed first.
     """
     place = Path(tempfile.gettempdir()) if parent is None else parent
     remove_abandoned(place)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     lock = _open(folder)
     try:
-        # A file system without locks has none for those who look for abandoned folders either.
+        # A file system without locks has none for a search for abandoned folders either.
         with suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
@@ -35,7 +35,7 @@ def private_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def remove_abandoned(place: Path) -> None:
-    """Remove this user's private folders in `place` that no process holds."""
+    """Remove this user's private folders in `place` that no process has locked."""
     for folder in place.glob(f"{_PREFIX}*"):
         # Another daemon may do the same at the same time.
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the process of an actor is told when it starts, and what it tells when it can work."""
+"""Settings of an actor's process, and the actor that it runs once it is ready."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hearth.runtime.options import RuntimeOptions
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one argument of an actor's process; `role` says as what its `settings` are read.
+    """The one argument of an actor's process; `role` is the key in `ROLES` of its `settings`.
 
-    By `epoch` the log calls requests as the daemon does. The process inherits `descriptors`.
+    With `epoch` the log names requests as the daemon does. The process inherits `descriptors`.
     """
 
     name: str
@@ -34,10 +34,10 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an executor needs: the engine folder's absolute path, and how to run it.
+    """Settings of an executor: the engine folder's absolute path, and options to run it.
 
-    With a model that sees it reads `embeddings`, and where it runs the tower `patches`. An engine
-    of another `identity` is refused (`engine_folder`).
+    With a vision model it reads `embeddings`, and `patches` if it runs the vision encoder. An
+    engine of another `identity` is refused (`engine_folder`).
     """
 
     engine: str
@@ -48,9 +48,9 @@ class ExecutorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an encoder needs: the engine folder's absolute path, the arenas, and how to work.
+    """Settings of an encoder: the engine folder's absolute path, the arenas, and options.
 
-    `options` are the executor's, of which it heeds what its `own` do not say. `identity` is as an
+    `options` are the executor's; `own` has those that only the encoder has. `identity` is as an
     executor's.
     """
 
@@ -64,7 +64,7 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ReadyActor(NamedTuple):
-    """An actor that can work: `run` does so until its control inbox says `Shutdown`."""
+    """An actor that has loaded: `run` returns after `Shutdown` at its control inbox."""
 
     run: Callable[[], None]
     facts: Mapping[str, str | int | float] = MappingProxyType({})
@@ -73,7 +73,7 @@ class ReadyActor(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What a process gives to its actor: a name, addresses, and the way to its supervisor."""
+    """The context of an actor in its process: name, addresses, mailbox of its supervisor."""
 
     name: str
     addresses: Addresses
@@ -82,9 +82,9 @@ class Host(NamedTuple):
 
 
 class Role(NamedTuple):
-    """A kind of actor: the struct of its settings, and what makes it ready or raises HearthError.
+    """A kind of actor: the struct of its settings, and its factory, which raises HearthError.
 
-    `prepare` imports what its own actor needs, so that no process has another's libraries.
+    `prepare` imports what its own actor needs, so that no process loads another's libraries.
     """
 
     settings: type[msgspec.Struct]

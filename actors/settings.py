@@ -1,6 +1,6 @@
-"""The sections of the settings that actors hold, and how a reload swaps one.
+"""Sections of the settings that actors read.
 
-They are apart from their owners, whose imports no command should wait for that reads settings.
+They are apart from their owners, so that a command that reads settings does not import those.
 """
 
 from typing import Annotated, Generic, Literal, TypeVar
@@ -24,7 +24,7 @@ class Reloadable(Generic[Section]):
 
 
 class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scheduler may do; `client_queue_share` is used as `within_share` says."""
+    """Limits and times of the scheduler; `within_share` applies `client_queue_share`."""
 
     batching: Annotated[
         Literal["joining", "synchronous"],
@@ -98,7 +98,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def synchronous(self) -> bool:
-        """Whether the next batch begins when all rows of the one before have ended."""
+        """True if a batch begins only when all rows of the one before have ended."""
         return self.batching == "synchronous"
 
     @property
@@ -113,7 +113,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How pictures become embeddings."""
+    """Limits of the encoder and of image decoding."""
 
     image_cache_bytes: Annotated[
         int,
@@ -157,7 +157,7 @@ class EncoderOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon and the processes that it starts log, and in which form."""
+    """Level and format of the logs of the daemon and the processes that it starts."""
 
     log_level: Annotated[
         Level, setting("The least important events that are logged.", reloads=True)

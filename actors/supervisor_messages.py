@@ -1,4 +1,4 @@
-"""What actors tell their supervisor of their life; see `hearth.actors.messages`."""
+"""Messages from actors to their supervisors; see `hearth.actors.messages`."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class ActorHello(ActorMessage, tag="actor_hello"):
 
 
 class ActorLoading(ActorMessage, tag="actor_loading"):
-    """How far an actor has come since its hello; see `hearth.runtime.loading`."""
+    """Progress of an actor's loading since its hello; see `hearth.runtime.loading`."""
 
     name: str
     stage: Stage
@@ -27,9 +27,10 @@ class ActorLoading(ActorMessage, tag="actor_loading"):
 
 
 class ActorReady(ActorMessage, tag="actor_ready"):
-    """An actor can work; `facts` are shown by `status` and `check`. An executor tells limits.
+    """An actor can work; `facts` are shown by `status` and `check`.
 
-    It also tells which adapters it found, and why it does not serve one ("" where it does).
+    An executor reports its limits, and the adapters that it found, each with the reason why it is
+    not served ("" if it is).
     """
 
     name: str
@@ -40,10 +41,10 @@ class ActorReady(ActorMessage, tag="actor_ready"):
 
 
 class ExecutorMetrics(msgspec.Struct, array_like=True):
-    """What an executor has done since it started, and its memory: see `BatchRuntime`.
+    """Counters of an executor since its start, and its memory: see `BatchRuntime`.
 
-    Rows have `adapter`, "" for none, and got another one `switches` times. `images` are all zero
-    where none came.
+    `adapter` is that of the rows, "" for none, and was switched `switches` times. `images` are all
+    zero if none came.
     """
 
     prefill: StageMetrics
@@ -61,7 +62,7 @@ class ExecutorMetrics(msgspec.Struct, array_like=True):
 class ActorProgress(ActorMessage, tag="actor_progress"):
     """The actor's loop has turned: sent at most once a second, while it works or waits.
 
-    An executor tells its metrics.
+    An executor adds its metrics.
     """
 
     name: str
@@ -69,7 +70,7 @@ class ActorProgress(ActorMessage, tag="actor_progress"):
 
 
 class AdapterAnswer(ActorMessage, tag="adapter_answer"):
-    """The executor has done what it was asked to with this adapter, or says why it could not."""
+    """Result of `LoadAdapter` or `UnloadAdapter`: done, or the error with its `code`."""
 
     name: str
     adapter: str

@@ -1,4 +1,4 @@
-"""The encoder: pictures in shared memory become patches there, and embeddings."""
+"""The encoder: makes patches of pictures in shared memory, and embeddings of those on a CPU."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ from hearth.runtime.vision.vision_runner import Patches, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
 SEND_TIMEOUT_S = 10.0
-"""How long the scheduler may be behind before the encoder gives up."""
+"""Seconds for which a send to the scheduler may block before the encoder gives up."""
 PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
 CALL_S = 600.0
-"""How long a call of the tower may take until the encoder shows no progress any more."""
+"""Seconds that a call of the vision encoder may take while progress is still reported."""
 FAILURE_LIMIT = 3
-"""Pictures in a row that the tower failed at, before the encoder asks to be replaced by ending."""
+"""Failures of the vision encoder in a row, after which the actor ends and is replaced."""
 _log = structlog.get_logger("encoder")
 
 
 class Tower(NamedTuple):
-    """A tower that runs here, and the memory that it reads and writes."""
+    """A vision encoder that runs in this process, and the memory that it reads and writes."""
 
     runner: VisionRunner
     memory: VisionEncoderMemory
@@ -71,10 +71,10 @@ class _Patched(NamedTuple):
 
 
 class EncoderActor:
-    """Answers every piece of work once, on one thread; another is for the tower alone.
+    """The encoder's loop on one thread, with a second thread that runs the vision encoder.
 
-    It owns what it is given, except `to_supervisor`. Where it has no tower an executor has it, and
-    patches are all that it makes.
+    Every piece of work is answered once. The actor owns its arguments, except `to_supervisor`.
+    Without `tower` the executor runs the vision encoder, and this actor makes patches alone.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class EncoderActor:
         self._tower = tower
         self._undecoded: dict[int, Encode] = {}
         self._patched: deque[_Patched] = deque()
-        # What the tower is at, and what nobody waits for of this and of what is being decoded.
+        # Numbers in the running batch, and those of it and of the decoder's that were dropped.
         self._embedding: set[int] = set()
         self._dropped: set[int] = set()
         self._failures = 0
@@ -109,7 +109,7 @@ class EncoderActor:
         self._ended = os.eventfd(0)
 
     def run(self) -> None:
-        """Work until told to stop; raises HearthError when going on makes no sense."""
+        """Work until `Shutdown`; raises HearthError after `FAILURE_LIMIT` failures in a row."""
         with self._inbox, self._control, self._to_scheduler:
             try:
                 self._turn()
@@ -128,10 +128,10 @@ class EncoderActor:
                     self._tower.runner.close()
 
     def _turn(self) -> None:
-        """Read what has come, and say that it goes on."""
+        """Report progress, and handle the messages and decoded pictures that have come."""
         self._report()
-        while (told := self._control.receive_nowait()) is not None:
-            match told:
+        while (control := self._control.receive_nowait()) is not None:
+            match control:
                 case SetLogLevel(level):
                     set_level(level)
                 case Shutdown():
@@ -182,7 +182,7 @@ class EncoderActor:
         return batch
 
     def _embed(self, tower: Tower, batch: Sequence[_Patched]) -> None:
-        """Run the tower over pictures; where it fails at several, over each of them alone."""
+        """Run the vision encoder over a batch; if a batch of several fails, over each alone."""
         began = time.monotonic()
         works = [one.work for one in batch]
         self._embedding = {work.number for work in works}
@@ -212,7 +212,7 @@ class EncoderActor:
             self._answer(Encoded(work.number, spent))
 
     def _run(self, tower: Tower, works: Sequence[Encode]) -> bool:
-        """Whether it was done to the end: not left as nobody waits for any of it, or at a stop."""
+        """Encode a batch; False if it was left, as all of it was dropped or the actor stops."""
         memory, layouts = tower.memory, [work.work.layout for work in works]
         arrays = [memory.arrays(one.work.layout, one.patches, one.target) for one in works]
         images, out = [given for given, _ in arrays], [target for _, target in arrays]
@@ -227,7 +227,7 @@ class EncoderActor:
     def _call(
         self, tower: Tower, call: Call, images: Sequence[Patches], out: Sequence[NDArray[Any]]
     ) -> None:
-        """Run a call of the tower while mail is read and pictures are decoded."""
+        """Run one call of the vision encoder, handling messages and decoded pictures meanwhile."""
         self._silent_from = time.monotonic() + CALL_S
         running = self._thread.submit(tower.runner.run, call, images, out)
         running.add_done_callback(lambda _: os.eventfd_write(self._ended, 1))
@@ -237,7 +237,7 @@ class EncoderActor:
                 wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
                 self._turn()
         except BaseException:
-            # That was not the tower.
+            # That was not the vision encoder.
             self._broken = True
             raise
         finally:
@@ -246,7 +246,7 @@ class EncoderActor:
         running.result()
 
     def _fail(self, work: Encode, error: Exception) -> None:
-        """Answer for a picture that the tower failed at; raises after a few in a row."""
+        """Answer for a picture that failed alone; raises after `FAILURE_LIMIT` in a row."""
         _log.error("the vision tower failed", number=work.number, exc_info=error)
         if isinstance(error, HearthError):
             code, message = str(error.code), error.message
@@ -279,7 +279,7 @@ _FLUSH_S = 2.0
 
 
 def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
-    """Start the decoder's process, open the tower where it runs here; raises HearthError."""
+    """Start the decoder's process, open the vision encoder on a CPU; raises HearthError."""
     started = time.monotonic()
     # Also that of the decoder's process.
     os.nice(settings.own.nice)
@@ -316,7 +316,7 @@ def open_encoder(host: Host, settings: EncoderSettings) -> ReadyActor:
 
 
 def _open_tower(settings: EncoderSettings, config: VisionConfig) -> Tower:
-    """The tower of the engine folder, which has given its known answer."""
+    """The vision encoder of the engine folder, checked by its known answer."""
     options, folder = settings.options, Path(settings.engine) / VISION_FOLDER
     verify_folder(folder, config, digests=options.verify)
     threads = EngineOptions(threads=settings.own.threads, spin=options.spin)

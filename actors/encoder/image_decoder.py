@@ -1,4 +1,4 @@
-"""The encoder's end of the process that decodes pictures, which is replaced when it fails."""
+"""Client of the process that decodes pictures, which is replaced when it fails."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.vision_config import VisionConfig
 
 START_S = 60.0
-"""How long a process may take until it is ready."""
+"""Seconds that a process may take until it is ready."""
 PROGRAM = ("-m", "hearth.actors.encoder.image_decoder_process")
 STARTS = 3
-"""How many processes in a row may end before they are ready."""
+"""Number of processes in a row that may end before they are ready."""
 _AHEAD = 2
-"""Jobs that are with the process, so that it need not wait for the next."""
+"""Number of jobs sent ahead, so that the process need not wait for the next."""
 _MOST_S = 1.0
-"""What counts of the time between two looks: a machine that stood still, stood still for all."""
+"""Most seconds that count of the time between two polls: a suspended machine is no timeout."""
 _KILL_S = 5.0
 # The same code as here, and not whatever lies in the folder where the daemon was started.
 _SOURCE = Path(hearth.__file__).resolve().parents[1]
 
 
 class ImageDecoder:
-    """Gives jobs to a process of its own and tells what became of each; it waits for nothing.
+    """Non-blocking client of a process that decodes pictures, one job after the other.
 
-    A process that dies or takes longer than `timeout_s` for a picture is replaced. What it was at
-    fails, unless it died behind other jobs, which may be to blame: then that job is tried once
-    more, first in a new process. What waited there goes on there.
+    A process that dies or takes longer than `timeout_s` for a picture is replaced. Its current job
+    fails, unless it died after other jobs, which may be the cause: then that job is retried once,
+    first in a new process. Jobs that waited go on there.
     """
 
     def __init__(
@@ -68,31 +68,31 @@ class ImageDecoder:
         self._decoder = msgspec.msgpack.Decoder(ImageDecodeResult)
         self._waiting: deque[ImageDecodeJob] = deque()
         self._given: deque[ImageDecodeJob] = deque()
-        # What the process has spent on its start or its job so far, as of the last look.
+        # Seconds that the process has spent on its start or its job, as of the last poll.
         self._spent_s = self._seen = 0.0
         self._starts = 0
         self._start()
 
     @property
     def descriptor(self) -> int:
-        """Readable when there is news."""
+        """Descriptor that is readable when there are results."""
         return self._channel.fileno()
 
     def give(self, job: ImageDecodeJob) -> None:
-        """Take a job, behind all others."""
+        """Append a job."""
         self._waiting.append(job)
         self._hand_over()
 
     def drop(self, numbers: Iterable[int]) -> list[int]:
-        """Forget jobs that the process has not been given; which these were."""
+        """Remove jobs that the process has not been sent; the numbers of those."""
         gone = {job.number for job in self._waiting}.intersection(numbers)
         self._waiting = deque(job for job in self._waiting if job.number not in gone)
         return sorted(gone)
 
     def poll(self) -> list[ImageDecodeResult]:
-        """What became of jobs since the last look; at least once a second while there are any.
+        """Results since the last poll; to be called at least once a second while there are jobs.
 
-        Raises `encoder_failed` when none of a few processes has become ready.
+        Raises `encoder_failed` if `STARTS` processes in a row have not become ready.
         """
         results, alive = self._read()
         now = self._clock()
@@ -110,7 +110,7 @@ class ImageDecoder:
         return results
 
     def wait_ready(self) -> None:
-        """Return when the process can work; raises `encoder_failed`."""
+        """Block until the process is ready; raises `encoder_failed`."""
         while not self._ready:
             select.select([self._channel], [], [], _MOST_S)
             self.poll()
@@ -161,7 +161,7 @@ class ImageDecoder:
             self._given.append(self._waiting.popleft())
 
     def _read(self) -> tuple[list[ImageDecodeResult], bool]:
-        """The results that have come, and whether more may."""
+        """The results that have come, and True while the process may send more."""
         results: list[ImageDecodeResult] = []
         while True:
             try:
@@ -169,7 +169,7 @@ class ImageDecoder:
             except BlockingIOError:
                 return results, True
             except ConnectionResetError:
-                # It died before it had read all; what it said is still to come.
+                # It died before it had read all; its results are still to come.
                 continue
             if not data:
                 return results, False

@@ -1,4 +1,4 @@
-"""What an encoder and the process that decodes for it say to one another."""
+"""Messages between the encoder and its process for image decoding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_JOB = -1
 
 
 class ImageDecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The one argument of the process: its end of the channel, what it shares, and its limits.
+    """The one argument of the process: its end of the channel, the arenas, and its limits.
 
     It may take `memory` bytes of addresses beside those that it has when it is ready.
     """
@@ -38,7 +38,7 @@ class ImageDecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageDecodeResult(msgspec.Struct, frozen=True, array_like=True):
-    """What became of a job: patches, or `code` and `message`. The first result is of no job."""
+    """Result of a job: patches, or `code` and `message`. The first one, of no job, is readiness."""
 
     number: int = NO_JOB
     decode_s: float = 0.0

@@ -36,7 +36,7 @@ def serve(settings: ImageDecodeSettings, work: Work) -> None:
     """Do one job after the other until the encoder closes the channel."""
     _limit_memory(settings.memory)
     decoder, encode = msgspec.msgpack.Decoder(ImageDecodeJob), msgspec.msgpack.encode
-    # Of an encoder that was killed it hears by an error where something was unread.
+    # An encoder that was killed with unread results shows as an error.
     with suppress(ConnectionError), socket.socket(fileno=settings.channel) as channel:
         channel.send(encode(ImageDecodeResult()))
         while data := channel.recv(PACKET_BYTES):
@@ -48,7 +48,7 @@ def serve(settings: ImageDecodeSettings, work: Work) -> None:
             except MemoryError:
                 what = "the picture needs more memory than decoding may take"
                 result = ImageDecodeResult(job.number, code="image_too_large", message=what)
-            except Exception:  # noqa: BLE001 - told, and shown where the daemon's output goes
+            except Exception:  # noqa: BLE001 - answered, and shown where the daemon's output goes
                 traceback.print_exc()
                 what = "a picture could not be prepared: the log tells why"
                 result = ImageDecodeResult(job.number, code="encoder_failed", message=what)
@@ -56,12 +56,12 @@ def serve(settings: ImageDecodeSettings, work: Work) -> None:
 
 
 def settle(argument: str) -> ImageDecodeSettings:
-    """Read the settings of this process, and let it live and die with its parent's."""
+    """Read the settings of this process, and tie its life to its parent's."""
     settings = msgspec.json.decode(argument, type=ImageDecodeSettings)
     ignore_signals()
     die_with(settings.parent)
     die_first()
-    # What a broken decoder leaves behind is of use to nobody.
+    # A core dump of a broken decoder is of no use.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     return settings
 
@@ -73,7 +73,7 @@ def _limit_memory(beside: int) -> None:
 
 
 class PatchMaker:
-    """Reads pictures from one arena and writes their patches into another."""
+    """Decoder of pictures in one arena that writes their patches into another."""
 
     def __init__(self, settings: ImageDecodeSettings) -> None:
         self._config = settings.config
@@ -83,7 +83,7 @@ class PatchMaker:
     def __call__(self, job: ImageDecodeJob) -> ImageDecodeResult:
         """Decode, turn upright, resize and cut each picture of a visual that is used.
 
-        Raises `image_*`, and `internal` where a slot is another's meanwhile.
+        Raises `image_*`, and `internal` if a slot was reused meanwhile.
         """
         layout, frames = job.layout, job.frames
         decode_s = resize_s = 0.0

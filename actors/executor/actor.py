@@ -1,4 +1,4 @@
-"""The pictures that an executor's vision tower is at."""
+"""The executor: runs the steps of its rows on one thread, and reports what they gave."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hearth.runtime.request import RowRequest
 
 
 class ExecutorAdapters:
-    """Loads and unloads the adapters of an executor, and tells the supervisor what came of it."""
+    """Loader of an executor's adapters, which reports each result to the supervisor."""
 
     def __init__(
         self, name: str, runtime: BatchRuntime, to_supervisor: Sender[SupervisorMessage]
@@ -65,15 +65,16 @@ class ExecutorAdapters:
         self._answer(AdapterAnswer(self._name, name))
 
     def _answer(self, answer: AdapterAnswer) -> None:
-        # Who asked a supervisor that is behind does not wait for ever.
+        # A caller of a supervisor that is behind has a timeout of its own.
         with suppress(MailboxFull):
             self._to_supervisor.post(answer)
 
 
 class ExecutorTower:
-    """Turns slots of shared memory into work for a runtime, and its results into words.
+    """Adapter between messages about images and a runtime's vision encoder.
 
-    Without memory there is no tower, and all work is refused. Every piece of work is answered once.
+    Without memory there is no vision encoder, and all work is refused. Every piece of work is
+    answered once.
     """
 
     def __init__(self, memory: VisionEncoderMemory | None = None) -> None:
@@ -81,13 +82,13 @@ class ExecutorTower:
         self._open: dict[int, RunVisionEncoder] = {}
 
     def begin(self, message: RunVisionEncoder, run: Callable[[TowerWork], None]) -> None:
-        """Let the runtime `run` it; raises what that does, `internal` where memory is another's."""
+        """Have the runtime `run` it; raises what that does, `internal` for a reused slot."""
         arrays = self._memory.arrays(message.layout, message.patches, message.target)
         run(TowerWork(message.number, message.layout, *arrays))
         self._open[message.number] = message
 
     def ended(self, results: Iterable[TowerResult]) -> list[Encoded | EncodeFailed]:
-        """What is to be said of pictures that the runtime is done with."""
+        """Answers for the pictures that the runtime has finished."""
         told: list[Encoded | EncodeFailed] = []
         for number, engine_s, error in results:
             message = self._open[number]
@@ -103,7 +104,7 @@ class ExecutorTower:
         return told
 
     def failed(self, numbers: Iterable[int], error: HearthError) -> list[EncodeFailed]:
-        """What is to be said of these, which have no embeddings."""
+        """Answers for the pictures of these numbers that are still open: all failed by `error`."""
         return [
             EncodeFailed(number, error.code, error.message)
             for number in numbers
@@ -118,16 +119,16 @@ class ExecutorTower:
 
     @property
     def numbers(self) -> list[int]:
-        """Pictures that are not answered for yet."""
+        """Numbers of the pictures that are not answered for yet."""
         return list(self._open)
 
 
 SEND_TIMEOUT_S = 10.0
-"""How long the tokenizer may be behind before the executor gives up."""
+"""Seconds for which a send to the tokenizer may block before the executor gives up."""
 PROGRESS_S = 1.0
 """Seconds between two signs of progress, while working and while waiting."""
 FAILURE_LIMIT = 3
-"""Failures in a row that left no row, before the executor asks to be replaced by ending."""
+"""Failures in a row that left no row, after which the executor ends and is replaced."""
 DOUBT_S = 5.0
 _PROMPTS = 2
 _CERTAIN_S = 60.0
@@ -138,11 +139,11 @@ _log = structlog.get_logger("executor")
 
 
 class Doubts:
-    """Tell whether the engine has to show again that it computes its model; no clock, no I/O.
+    """Detector of an engine that gives wrong numbers, whose known answer is to be checked again.
 
-    That is so where rows of two prompts or more have ended with numbers that are not finite, and
-    none well between them. Rows that run when it is due have `DOUBT_S` to end, and are a good sign
-    where they have not.
+    A check is due once rows of two prompts or more have ended with numbers that are not finite,
+    and none well between them. Running rows have `DOUBT_S` seconds to end first; if some still run
+    after that, the engine works. No clock, no I/O.
     """
 
     def __init__(self) -> None:
@@ -151,7 +152,7 @@ class Doubts:
         self._since: float | None = None
 
     def ended(self, rows: Iterable[tuple[int, bool]], now: float) -> None:
-        """Rows without an adapter have ended: a hash of each one's prompt, and whether well."""
+        """Record rows without an adapter that have ended: a hash of the prompt, True if well."""
         for prompt, well in rows:
             if well:
                 self._prompts.clear()
@@ -162,25 +163,24 @@ class Doubts:
             self._since = now
 
     def due(self, now: float) -> bool:
-        """Tell whether no row is to be placed until it has been asked."""
+        """Return True if no row is to be placed until the known answer has been checked."""
         if self._since is not None and now - self._since > DOUBT_S:
             self.settled(now)
         return self._since is not None
 
     def settled(self, now: float) -> None:
-        """It has been asked, or runs too well to be: it is not asked again for a while."""
+        """Record that the engine works; there is no other check for `_CERTAIN_S` seconds."""
         self._prompts.clear()
         self._since = None
         self._due = now + _CERTAIN_S
 
 
 class ExecutorActor:
-    """Steps the rows that have places, on one thread, and reads its inboxes between two steps.
+    """The executor's loop on one thread: steps of the running rows, and messages between them.
 
-    It owns the mailboxes that it is given, except `to_supervisor`. Its rows are those of the newest
-    schedule, and each output tells what has changed of them, under the number of this
-    `incarnation`. `ask` has the engine give its known answer, or raises `wrong_answer`; None where
-    it has none.
+    It owns its mailboxes, except `to_supervisor`. Its rows are those of the newest schedule, and
+    each output has what has changed of them, under the number of this `incarnation`. `ask` checks
+    the engine's known answer or raises `wrong_answer`; None if it has none.
     """
 
     def __init__(
@@ -211,9 +211,10 @@ class ExecutorActor:
         self._reported = float("-inf")
 
     def run(self) -> None:
-        """Work until told to stop; raises HearthError when going on makes no sense.
+        """Work until `Shutdown`; raises HearthError if this process cannot go on.
 
-        That is after `device_lost` and `wrong_answer`, at once, and after a few failures in a row.
+        That is after `device_lost` and `wrong_answer`, at once, and after `FAILURE_LIMIT` failures
+        in a row.
         """
         with self._inbox, self._control, self._to_tokenizer:
             while True:
@@ -243,7 +244,7 @@ class ExecutorActor:
             self._tell()
 
     def _change_rows(self) -> None:
-        """Let rows leave, and others take places, as far as that is due."""
+        """Preempt, retire and place rows, as far as that is due."""
         self._preempt()
         if self._retiring:
             self._rows.retire()
@@ -253,7 +254,7 @@ class ExecutorActor:
             self._place()
 
     def _await_rows(self) -> None:
-        """While a queued step runs and places are free: whoever comes now waits for no other."""
+        """Wait for rows while a queued step runs and slots are free: they join the next step."""
         runtime = self._runtime
         until = runtime.queue_by
         while (spare := until - time.monotonic()) > 0 and runtime.free:
@@ -308,7 +309,7 @@ class ExecutorActor:
         self._doubts.settled(time.monotonic())
 
     def _preempt(self) -> None:
-        """Let the preempted rows leave that have decoded for long enough."""
+        """Release the preempted rows that are urgent or have decoded for long enough."""
         for rid, urgent in self._rows.preempted.items():
             number = self._rows.number(rid)
             if number is None or not (urgent or self._rows.has_paid(rid)):
@@ -319,7 +320,7 @@ class ExecutorActor:
                 self._failures = 0
 
     def _place(self) -> None:
-        """Let waiting rows take the free places; what the runtime refuses is answered.
+        """Admit waiting rows to the free slots; those that the runtime refuses fail.
 
         Rows that run together share an adapter: others wait until there is no row any more.
         """
@@ -356,7 +357,7 @@ class ExecutorActor:
             self._switches += self._runtime.adapter != before
 
     def _unload(self, name: str) -> None:
-        """Forget an adapter; rows that have it end, and so do those that wait for it here."""
+        """Unload an adapter; running and waiting rows that have it fail."""
         gone = HearthError("adapter_unknown", f"adapter {name} was removed", "adapter")
         running = list(self._rows) if self._runtime.adapter == name else []
         waiting = [rid for rid, row in self._rows.waiting.items() if row.options.adapter == name]
@@ -365,13 +366,13 @@ class ExecutorActor:
         self._adapters.unload(name)
 
     def _fail_all(self, error: Exception) -> None:
-        """Answer all rows and pictures: a step has failed."""
+        """Fail all rows and pictures after a step that failed."""
         self._rows.embed(self._tower.failed(self._tower.numbers, _as_failure(error)))
         self._fail(list(self._rows), error)
         self._tell()
 
     def _tell_step(self, result: StepResult) -> None:
-        """Take note of what a step gave, and tell of it."""
+        """Record the result of a step, and send it."""
         rows = self._rows
         placed = len(rows)
         if result.pictures:
@@ -386,7 +387,7 @@ class ExecutorActor:
         self._tell()
 
     def _fail(self, rids: list[int], error: Exception) -> None:
-        """Answer the requests of rows that are lost; raises where the executor cannot go on."""
+        """Fail requests; raises if the executor cannot go on."""
         _log.error("rows failed", rids=rids, exc_info=error)
         self._rows.fail(rids, _as_failure(error))
         if isinstance(error, HearthError) and error.code == "device_lost":
@@ -404,7 +405,7 @@ class ExecutorActor:
             ) from error
 
     def _tell(self) -> None:
-        """Say what has changed of rows since the last time, if anything has."""
+        """Send the output, if something has changed since the last one."""
         output = self._rows.take_output()
         if output is not None:
             self._to_tokenizer.send_blocking(output, SEND_TIMEOUT_S)

@@ -33,7 +33,7 @@ from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
 
 class ArenaEmbeddings:
-    """Embeddings of images that others write into an arena, for the runtime of one engine."""
+    """Embeddings of images in a shared arena, as the runtime of one engine reads them."""
 
     def __init__(self, arena: Arena, config: LLMEngineRunnerConfig) -> None:
         self._arena = arena
@@ -41,7 +41,7 @@ class ArenaEmbeddings:
         self._features, self._width = 1 + config.num_deepstack_features, config.hidden_size
 
     def read(self, image: EmbeddedImage) -> NDArray[Any]:
-        """A view; raises `internal` for a slot that is not its image's, or not any more."""
+        """A view of an image's embeddings; raises `internal` for a slot that has been reused."""
         shape = (self._features, image.tokens, self._width)
         return self._arena.array(image.slot, shape, self._dtype)
 
@@ -80,7 +80,7 @@ def open_executor(host: Host, settings: ExecutorSettings) -> ReadyActor:
 
 
 class _LoadingReport:
-    """Tells the supervisor every new stage, and how it goes on a few times a second."""
+    """Reporter of loading to the supervisor: every new stage, and progress a few times a second."""
 
     def __init__(self, host: Host, clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -95,7 +95,7 @@ class _LoadingReport:
         if stage != self._stage:
             self._log_compiling(stage, now)
         self._stage, self._due = stage, now + _TOLD_S
-        # A supervisor that is behind is told the next time.
+        # A supervisor that is behind gets the next report.
         with suppress(MailboxFull):
             self._host.to_supervisor.post(ActorLoading(self._host.name, stage, share))
 
@@ -108,7 +108,7 @@ class _LoadingReport:
 
 
 def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenceRuntime:
-    """A runtime whose steps are captured and have worked; raises HearthError."""
+    """Open a runtime, capture its steps and check its answer; raises HearthError."""
     check_identity(Path(settings.engine), settings.identity)
     runtime = LLMInferenceRuntime.open(
         Path(settings.engine), settings.options, told, _embeddings(settings)
@@ -144,7 +144,7 @@ def _tower(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> Executor
 
 
 def _warm_up(runtime: LLMInferenceRuntime) -> None:
-    """Ready means that a prefill and a decode step have worked."""
+    """Run a prefill and a decode step; raises HearthError if they fail."""
     options = RequestOptions(max_tokens=2, ignore_eos=True, cache="bypass")
     runtime.admit([RowRequest(token_ids=[0], prompt_length=1, options=options)])
     while runtime.active:
@@ -160,7 +160,7 @@ def _warm_up(runtime: LLMInferenceRuntime) -> None:
 
 
 def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> None:
-    """Ready also means that the engine computes its model, as far as it has a known answer."""
+    """Check the known answers of the engine and of its vision encoder, as far as it has them."""
     ask = _asking(runtime, settings)
     if ask is not None:
         ask()
@@ -176,7 +176,7 @@ def _check_answer(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> N
 
 
 def _asking(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> Callable[[], None] | None:
-    """Have the engine give its known answer, or raise `wrong_answer`; None where there is none."""
+    """A check of the known answer, which raises `wrong_answer`; None if there is none."""
     answer = answer_of(Path(settings.engine), runtime.config, settings.options.weights)
     if answer is None or not settings.options.verify:
         return None
@@ -189,7 +189,7 @@ def _asking(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> Callabl
 
 
 def _adapters(runtime: LLMInferenceRuntime) -> dict[str, str]:
-    """The adapters that were found, with why one is not served, or ""."""
+    """The adapters that were found, each with the reason why it is not served, or ""."""
     refused = {name: error.message for name, error in runtime.refused_adapters.items()}
     for name, reason in refused.items():
         _log.warning("an adapter is not served", adapter=name, reason=reason)
@@ -203,7 +203,7 @@ def _limits(runtime: LLMInferenceRuntime) -> ExecutorLimits:
 
 
 def _weights(runtime: LLMInferenceRuntime, settings: ExecutorSettings) -> dict[str, str]:
-    """The model whose external weights are served, where the engine has none itself."""
+    """Source and digest of the external weights, if the engine has none itself."""
     given, folder = settings.options.weights, Path(settings.engine)
     weights = ExternalWeightManager.open(folder, runtime.config, given)
     return {} if weights is None else {"weights": weights.source, "weights_sha256": weights.digest}

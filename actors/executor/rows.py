@@ -14,7 +14,7 @@ from hearth.runtime.request import RowRequest, RowToken
 
 @dataclass(slots=True)
 class _Row:
-    """One request that has a place; the times of prefill and decode are those of all rows."""
+    """One running request; its times of prefill and decode are those of all rows."""
 
     rid: int
     number: int
@@ -26,28 +26,28 @@ class _Row:
 
 
 class ExecutorRows:
-    """The rows of an executor as its newest `Schedule` has them, and what is to be told; no I/O.
+    """The rows of an executor by its newest `Schedule`, and the next `StepOutput`; no I/O.
 
     Losing a `Schedule`, or getting one twice or late, changes nothing once the next has come. A row
-    whose end has been told is remembered until the scheduler has heard of it: until then it may
-    name the row. `verdicts` are rows without an adapter that the last step has ended: a hash of the
-    prompt, and whether the end was a good one.
+    that has ended is remembered until the scheduler has seen the output with its end: until then a
+    schedule may name the row. `verdicts` are rows without an adapter that the last step has ended:
+    a hash of the prompt, and True if the end was a good one.
     """
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self.waiting: dict[int, RowRequest] = {}
-        """Rows without places, in the order in which they get them."""
+        """Rows without slots, in the order in which they get them."""
         self.preempted: dict[int, bool] = {}
-        """Rows that are to leave with what they have, and whether before they have paid."""
+        """Rows to preempt; True if they leave before they have paid for their prefill."""
         self.verdicts: list[tuple[int, bool]] = []
         self._running: dict[int, _Row] = {}
         self._by_number: dict[int, _Row] = {}
-        # By request, the number of the output that tells its end.
+        # By request, the number of the output that has its end.
         self._ended: dict[int, int] = {}
         self._prefill_s = self._decode_s = 0.0
         self.changed = False
-        """Something is to be told."""
+        """True if there is something to send."""
         self._retiring = False
         self._output = StepOutput(incarnation, 1, 0)
 
@@ -58,7 +58,7 @@ class ExecutorRows:
         return iter(self._running)
 
     def update(self, schedule: Schedule) -> list[int]:
-        """Take over a schedule, if it is the newest: the numbers of rows that are cancelled."""
+        """Take over a schedule, if it is the newest; the row numbers of cancelled requests."""
         if schedule.incarnation != self._incarnation or schedule.seq <= self._output.seq:
             return []
         self._output.seq, self.changed = schedule.seq, True
@@ -77,12 +77,12 @@ class ExecutorRows:
         return [number for rid in schedule.cancelled if (number := self._remove(rid)) is not None]
 
     def number(self, rid: int) -> int | None:
-        """Return the number of a request's row; None where it has no place."""
+        """Return the number of a request's row; None if it has no slot."""
         row = self._running.get(rid)
         return None if row is None else row.number
 
     def has_paid(self, rid: int) -> bool:
-        """Tell whether a row has decoded for as long as its prefill took.
+        """Return True if a row has decoded for as long as its prefill took.
 
         A row that is put back pays its prefill again; without this, long prompts under a short hold
         limit would take turns and never get a token further.
@@ -91,7 +91,7 @@ class ExecutorRows:
         return row.decode_from is not None and self._decode_s - row.decode_from >= row.prefill_s
 
     def preempt(self, rid: int, generated: list[int]) -> None:
-        """Note that a row has left with these tokens."""
+        """Record that a row has left with these tokens."""
         self._remove(rid)
         self._output.preempted[rid] = generated
         self.changed = True
@@ -103,7 +103,7 @@ class ExecutorRows:
         now: float,
         prompts: Sequence[int | None] = (),
     ) -> None:
-        """Note that the runtime has admitted these requests under these numbers.
+        """Record that the runtime has admitted these requests under these numbers.
 
         `prompts` are hashes of the prompts of rows without an adapter.
         """
@@ -115,7 +115,7 @@ class ExecutorRows:
         self.changed = True
 
     def fail(self, rids: Iterable[int], error: HearthError) -> list[int]:
-        """Note that these rows have failed; the numbers of those that had places."""
+        """Record that these rows have failed; the numbers of those that had slots."""
         failed = list(rids)
         if not failed:
             return []
@@ -124,19 +124,19 @@ class ExecutorRows:
         return [number for rid in failed if (number := self._remove(rid)) is not None]
 
     def retire(self) -> None:
-        """Give up the rows that have no places, now and from now on."""
+        """Give up the rows that have no slots, now and from now on."""
         if not self._retiring:
             self.waiting = {}
             self._retiring = self._output.retiring = self.changed = True
 
     def embed(self, results: Iterable[Encoded | EncodeFailed]) -> None:
-        """Note what became of images."""
+        """Record results of images."""
         told = list(results)
         self._output.images += told
         self.changed |= bool(told)
 
     def take_failed(self, result: StepResult) -> list[int]:
-        """Take the tokens of requests out whose prefill failed as a whole; these requests."""
+        """Remove the tokens of requests whose prefill failed as a whole; these requests."""
         if result.failure is None:
             return []
         failed = {token.row for token in result.tokens if token.error == result.failure.code}
@@ -144,7 +144,7 @@ class ExecutorRows:
         return [rid for rid, row in self._running.items() if row.number in failed]
 
     def record(self, result: StepResult) -> None:
-        """Note the tokens of a step, and what it took."""
+        """Record the tokens and the duration of a step."""
         taken = result.ended - result.started
         self.verdicts = []
         begun: dict[int, float] = {}
@@ -164,7 +164,7 @@ class ExecutorRows:
             self.generate(result.tokens, result.ended, begun)
 
     def generate(self, tokens: list[RowToken], ended: float, begun: dict[int, float]) -> None:
-        """Note tokens, of which the last one of a row ends it; `begun` rows had none before."""
+        """Record tokens, and rows that end with them; `begun` rows had none before."""
         output, rows = self._output, [self._by_number[token.row] for token in tokens]
         output.rids, output.tokens = [row.rid for row in rows], tokens
         output.ended, output.begun = ended, begun
@@ -177,7 +177,7 @@ class ExecutorRows:
                 self._remove(row.rid)
 
     def take_output(self) -> StepOutput | None:
-        """Return what is to be told now; None where nothing has changed since the last time."""
+        """Return the output to send now; None if nothing has changed since the last one."""
         if not self.changed:
             return None
         output, self.changed = self._output, False
@@ -185,7 +185,7 @@ class ExecutorRows:
         return output
 
     def _remove(self, rid: int) -> int | None:
-        """Forget a row until the scheduler names it anew; its number, if it had a place."""
+        """Forget a row until the scheduler names it anew; its number, if it had a slot."""
         self.waiting.pop(rid, None)
         self._ended[rid] = self._output.number
         row = self._running.pop(rid, None)

@@ -1,4 +1,4 @@
-"""What a vision tower reads and writes of the memory that processes share."""
+"""Shared memory that a vision encoder reads and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hearth.runtime.vision_config import VisionConfig
 
 
 class VisionEncoderMemory(NamedTuple):
-    """The arenas of a tower, and its configuration, which says what lies in their slots."""
+    """The arenas of a vision encoder, and its configuration, which gives the shapes of slots."""
 
     config: VisionConfig
     patches: Arena
@@ -23,10 +23,10 @@ class VisionEncoderMemory(NamedTuple):
     def arrays(
         self, layout: ImageLayout, patches: Slot, target: Slot
     ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-        """A picture's patches [patches, patch_bytes], and where its embeddings go.
+        """Arrays of a picture: patches [patches, patch_bytes], and the target of its embeddings.
 
-        These are [1 + deepstack features, tokens, output_size] in the decoder's type. Raises
-        `internal` for a slot that is another's, or of another size.
+        The target is [1 + deepstack features, tokens, output_size] in the decoder's type. Raises
+        `internal` for a slot that has been reused, or is of another size.
         """
         config = self.config
         given = self.patches.array(
@@ -36,6 +36,6 @@ class VisionEncoderMemory(NamedTuple):
         return given, self.embeddings.array(target, outputs, numpy_dtype(config.embedding_dtype))
 
     def check(self, patches: Slot, target: Slot) -> None:
-        """Raise `internal` unless both have been the same all the time."""
+        """Raise `internal` if one of both slots has been reused."""
         self.patches.check(patches)
         self.embeddings.check(target)

@@ -74,7 +74,7 @@ class TextStreams:
         self._open.pop(rid, None)
 
     def take(self, rid: int, token: RowToken) -> RowDelta | Failed | None:
-        """The meaning of one token; None for a request that is not open (any more).
+        """Turn one token into a delta or a failure; None for a request that is not open.
 
         A request that ends with the token, in text or failure, is forgotten.
         """
@@ -91,13 +91,13 @@ class TextStreams:
         return answer
 
     def cut(self, rid: int) -> RowDelta | None:
-        """The end of a request that gets no more tokens; None where it is not open."""
+        """The last delta of a request that gets no more tokens; None if it is not open."""
         stream = self._open.pop(rid, None)
         return None if stream is None else RowDelta(rid, stream.finish(), [], finish="length")
 
 
 def failed_with(rid: int, code: str) -> Failed:
-    """The failure `code` of one request, told in Hearth's words."""
+    """The failure `code` of one request, with its message for users."""
     return Failed([rid], code, _SENTENCES.get(code, _INTERNAL))
 
 
@@ -125,7 +125,7 @@ def _delta(rid: int, stream: TextStream, token: RowToken) -> RowDelta:
 
 
 SEND_TIMEOUT_S = 10.0
-"""How long the scheduler or front door may be behind before a message to it is given up."""
+"""Seconds for which a send to scheduler or front door may wait before it is given up."""
 INTAKE_LIMIT = 1024
 """Requests that may wait to be encoded; more are refused with `queue_full`."""
 BULK_LIMIT = 64
@@ -142,10 +142,10 @@ DoorAnswer = Deltas | Failed | Converted
 
 
 class _Lane:
-    """Requests that are encoded one after another, by turns of their clients.
+    """A queue of requests that are encoded one after another, by turns of their clients.
 
-    So many as `limit` wait beside the one that is worked on. In a full lane a client finds room
-    that has at least two fewer there than another one, whose newest request gives way.
+    At most `limit` wait beside the current one. A full queue takes a request of a client that has
+    at least two fewer there than another one, whose newest request is refused instead.
     """
 
     def __init__(self, limit: int) -> None:
@@ -155,7 +155,7 @@ class _Lane:
         self._waiting: dict[int, dict[int, Request | Convert]] = {}
 
     def add(self, message: Request | Convert) -> int | None:
-        """Append a request, and wake who serves them; the number of one that finds no room."""
+        """Append a request, and wake the reader; the number of one that is refused, or None."""
         refused = None
         if len(self._clients) > self.limit:
             own = len(self._waiting.get(message.client, ()))
@@ -171,12 +171,12 @@ class _Lane:
         return refused
 
     def first(self) -> Request | Convert | None:
-        """The request whose turn it is; it stays until it is removed."""
+        """The request that is next; it stays until it is removed."""
         requests = next(iter(self._waiting.values()), None)
         return None if requests is None else next(iter(requests.values()))
 
     def remove(self, rid: int) -> bool:
-        """Take out a request; False where it is not here."""
+        """Remove a request; False if it is not here."""
         client = self._clients.pop(rid, None)
         if client is None:
             return False
@@ -193,13 +193,12 @@ class _Lane:
 
 
 class TokenizerActor:
-    """Encodes requests on their way to the scheduler, and turns steps into text for the door.
+    """The tokenizer's loop: encodes requests for the scheduler, and detokenizes steps for the door.
 
-    Steps never wait for an encoding, and nobody waits for the very long texts of others. A request
-    that is cancelled before it has been submitted never is. What the executor tells of rows is
-    passed on behind their tokens, and so is that it has gone: of one that has, nothing more is
-    heard. It owns the mailboxes that it is given. What visuals become is for `images` to say, where
-    the model sees.
+    Steps never wait for an encoding, and short texts never for very long ones. A request that is
+    cancelled before it has been submitted never is. Changes of rows are passed on to the scheduler
+    after their tokens went to the door, and so is the loss of an executor, whose late outputs are
+    dropped. The actor owns its mailboxes. `images` expands visuals, for a vision model.
     """
 
     def __init__(
@@ -222,13 +221,13 @@ class TokenizerActor:
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
         self._unsent_failures: deque[Failed] = deque()
-        # The executor that is heard, None while there is none, and its last output.
+        # The current executor, None while there is none, and its last output.
         self._executor: int | None = None
         self._heard = 0
         self.lost = 0
 
     def limit_images(self, most_tokens: int) -> None:
-        """Let an image have so many tokens at the most from now on."""
+        """Limit the tokens of an image from now on."""
         if self._images is not None:
             self._images.most_tokens = most_tokens
 
@@ -262,7 +261,7 @@ class TokenizerActor:
                 await self._hear(message)
 
     def _is_news(self, output: StepOutput) -> bool:
-        """Take note of an output; False where it comes twice, late or of one that has gone."""
+        """Record an output's number; False if it comes twice, late or of a lost executor."""
         if output.incarnation != self._executor or output.number <= self._heard:
             return False
         self._heard = output.number
@@ -297,7 +296,7 @@ class TokenizerActor:
     async def _prepare(self, lane: _Lane) -> None:
         while True:
             lane.arrived = anyio.Event()
-            # The first one stays until it is done: who cancels it takes it out.
+            # The first one stays until it is done: a cancel removes it.
             while (message := lane.first()) is not None:
                 await self._serve(message, lane)
                 lane.remove(message.rid)
@@ -364,7 +363,7 @@ class TokenizerActor:
         await self._answer(Converted(request.rid, text=text))
 
     async def _read(self, message: Request | Convert) -> tuple[list[int], list[PromptImage]]:
-        """The ids of what is asked, and its images if it is to be submitted."""
+        """The token ids of a request, and its images if it is to be submitted."""
         text = message.prompt if isinstance(message, Request) else message.text
         if text is not None:
             field = "prompt" if isinstance(message, Request) else "text"
@@ -414,7 +413,7 @@ class TokenizerActor:
         await self._answer(message)
 
     async def _leave(self, rid: int) -> None:
-        """Have the executor drop a row that goes on; without it the row only runs in vain."""
+        """Have the executor drop a row that has ended here; if it is not, it only runs in vain."""
         try:
             await self._to_scheduler_control.send(Cancel(rid), SEND_TIMEOUT_S)
         except MailboxFull:
@@ -439,7 +438,7 @@ class TokenizerActor:
             raise
 
     async def _fail_later(self, message: DoorAnswer) -> None:
-        """Text with a gap is worse than none: its requests fail once the door takes mail."""
+        """Fail the requests of a lost message once the door reads again: text must have no gap."""
         if isinstance(message, Failed):
             self._unsent_failures.append(message)
             return
@@ -456,10 +455,10 @@ def open_tokenizer(
     socket: str,
     see: Callable[[Tokenizer], PromptImages] | None = None,
 ) -> TokenizerActor:
-    """The tokenizer of an engine folder with its mailboxes open, in the daemon's process.
+    """Open the tokenizer of an engine folder and its mailboxes, in the daemon's process.
 
-    Other processes reach it at `socket`; `see` is for a model that sees. Raises HearthError for a
-    folder that cannot be read.
+    Other processes reach it at `socket`; `see` makes `PromptImages` for a vision model. Raises
+    HearthError for a folder that cannot be read.
     """
     tokenizer = Tokenizer.open(engine)
     return TokenizerActor(
@@ -473,7 +472,7 @@ def open_tokenizer(
 
 
 def _size(message: Request | Convert) -> int:
-    """How many characters or ids there are to work through, or so many times as long it takes."""
+    """Cost of a message, in characters or ids to process."""
     if isinstance(message, Convert) and message.tokens is not None:
         return len(message.tokens)
     text = message.prompt if isinstance(message, Request) else message.text
@@ -506,6 +505,6 @@ def _as_failed(rid: int, error: Exception) -> Failed:
 
 
 def _ended_here(answer: RowDelta | Failed, token: RowToken) -> bool:
-    """Whether the request ended with this token although the executor goes on with the row."""
+    """True if the request ended with this token although the executor goes on with the row."""
     ended = isinstance(answer, Failed) or answer.finish is not None
     return ended and token.finish is None and token.error is None

@@ -15,7 +15,7 @@ from hearth.runtime.vision_config import VisionConfig
 
 
 class MultimodalPrompt(msgspec.Struct, frozen=True):
-    """The ids of a conversation, and of each of its visuals what it becomes and where it stands."""
+    """Token ids of a conversation, and layout and placeholder spans of each of its visuals."""
 
     ids: list[int]
     layouts: list[ImageLayout]
@@ -23,7 +23,7 @@ class MultimodalPrompt(msgspec.Struct, frozen=True):
 
 
 class PromptImages:
-    """What visuals become in the prompts of one model, by their headers alone.
+    """Placeholders of visuals in the prompts of one model, computed from their headers alone.
 
     A picture, or a video, takes `most_tokens` at the most; 0 is the model's own limit.
     """
@@ -38,7 +38,7 @@ class PromptImages:
         self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
 
     def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> MultimodalPrompt:
-        """Render and encode a conversation; visuals stand in it in their order.
+        """Render and encode a conversation, with its visuals in their order.
 
         Raises HearthError, with the field `images[k]` where visual k is at fault.
         """
@@ -58,7 +58,7 @@ class PromptImages:
     def works(self, prompt: MultimodalPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
         """The visuals with their keys, which are digests of all of their bytes.
 
-        Raises `internal` where these are not there any more.
+        Raises `internal` if a slot of theirs has been reused.
         """
         return [
             PromptImage(ImageWork(self._key(visual, layout), visual, layout), spans)
