@@ -47,18 +47,18 @@ from hearth.actors.settings import PolicySettings
 from hearth.runtime.errors import HearthError
 
 SEND_TIMEOUT_S = 10.0
-"""How long the tokenizer or front door may be behind before the scheduler gives up."""
+"""Seconds for which a send to tokenizer or front door may wait before the scheduler gives up."""
 _log = structlog.get_logger("scheduler")
 
 Connect = Callable[[str], Sender[Any]]
-"""Opens a sending end to an endpoint of an executor or encoder."""
+"""Factory of a sender to the endpoint of an executor or encoder."""
 
 
 class SchedulerActor:
-    """The loop around the policy: inboxes and clock in, decisions to the other actors.
+    """The loop around the policy: messages and clock in, decisions to the other actors.
 
-    It owns the mailboxes that it is given and the ends to executor and encoder, which it opens
-    with `connect` whenever one is ready.
+    It owns its mailboxes, and the senders to executor and encoder, which it opens with `connect`
+    whenever one is ready.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class SchedulerActor:
                 self._disconnect_encoder()
 
     def adopt(self, settings: PolicySettings) -> None:
-        """Decide by other settings from now on; see the policy. It is called on its event loop."""
+        """Decide by other settings from now on; see the policy. To be called on its event loop."""
         self._policy.adopt(settings)
         self._wake.set()
 
     async def _listen(self, inbox: Receiver[Any]) -> None:
         while True:
-            # While there is mail this does not wait, so a burst of requests is decided together.
+            # While there are messages this does not wait: a burst of requests is decided together.
             self._handle(await inbox.receive())
             self._wake.set()
 
     async def _act(self) -> None:
         while True:
-            # Set by any mail from here on, also while a send below waits.
+            # Set by any message from here on, also while a send below waits.
             self._wake = anyio.Event()
             decisions = self._decisions + self._policy.tick(self._clock())
             self._decisions = []
@@ -154,7 +154,7 @@ class SchedulerActor:
         return self._policy.executor_ready(message, now)
 
     def _heard(self, message: encoder_scheduler.Told) -> encoder_scheduler.Told:
-        """What is heard of images; where it is of the encoder, that one alone is connected."""
+        """Connect a new encoder, or disconnect a lost one; the message for the policy."""
         if isinstance(message, EncoderReady | EncoderLost):
             self._disconnect_encoder()
         if isinstance(message, EncoderReady):
@@ -194,10 +194,9 @@ def open_scheduler(
     arenas: encoder_scheduler.ImageArenas | None = None,
     socket: str = "",
 ) -> SchedulerActor:
-    """A scheduler with its mailboxes open, in the daemon's process.
+    """Open a scheduler and its mailboxes, in the daemon's process.
 
-    For a model that sees it gives out the memory of `arenas`, and the encoder reaches it at
-    `socket`.
+    For a vision model it allocates the slots of `arenas`, and the encoder reaches it at `socket`.
     """
     endpoints = [SCHEDULER] if arenas is None else [SCHEDULER, socket]
 
@@ -215,8 +214,8 @@ def open_scheduler(
 
 
 def _tell(mailbox: Sender[Any] | None, message: Decision) -> None:
-    # Without who is told, or where it hangs, its supervisor acts: what it had fails then. An
-    # executor that goes on gets all it has to know with the next schedule.
+    # If the receiver is gone, or hangs, its supervisor acts, and the work that it had fails then.
+    # An executor that goes on gets the whole state with the next schedule.
     if mailbox is None:
         return
     try:

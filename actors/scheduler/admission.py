@@ -9,9 +9,9 @@ from hearth.runtime.errors import Code
 
 
 class Refusal(NamedTuple):
-    """Why a request gets no place: a code, our sentence and the field or limit at fault.
+    """The refusal of a request: a code, a message and the field or limit at fault.
 
-    `ahead` is how many that wait have to go before there is room for it, where that is known.
+    `ahead` is the number of requests that have to leave a full queue first, if it is known.
     """
 
     code: Code
@@ -38,11 +38,11 @@ TEXT_ONLY = Refusal(
 
 
 def within_share(own: int, more: int, waiting: int, limit: int, share: float) -> bool:
-    """Whether a client of which `own` wait may have `more`, where `waiting` of `limit` are taken.
+    """True if a client of which `own` wait may have `more`, when `waiting` of `limit` are taken.
 
-    The dynamic threshold of Choudhury and Hahne (1998): what a client has waiting may be a fixed
-    multiple of what stays free. Alone it so takes `share` of the limit, several take less each, and
-    something is always left for who comes next. Who has nothing waiting is within its share.
+    Dynamic threshold of Choudhury and Hahne (1998): a client's part may be a fixed multiple of
+    what stays free. A single client takes `share` of the limit, several take less each, and
+    something is always left for a new one. A client with nothing waiting is within its share.
     """
     if not own or share >= 1:
         return True
@@ -52,7 +52,7 @@ def within_share(own: int, more: int, waiting: int, limit: int, share: float) ->
 def queue_refusal(
     entry: RequestState, requests: int, tokens: int, own_tokens: int, settings: PolicySettings
 ) -> Refusal | None:
-    """Whether there is room for the request behind those that wait; None when there is.
+    """Check a request against the limits of the queue; None if it fits.
 
     `requests` with `tokens` in their prompts wait, `own_tokens` of them are of its client.
     """
@@ -88,9 +88,9 @@ def queue_refusal(
 def size_refusal(
     entry: RequestState, settings: PolicySettings, limits: ExecutorLimits | None
 ) -> Refusal | None:
-    """Whether a row of the executor can hold the request; None when it can.
+    """Check the length of a request against the capacity of a row; None if it fits.
 
-    While no executor has told its limits, only those of the queue are known.
+    Without an executor `limits` is None, and only the limits of the queue count.
     """
     length = entry.prompt_tokens
     if length == 0:

@@ -10,7 +10,7 @@ from hearth.runtime.images import Slot
 
 
 class SlotState(Enum):
-    """How far the embeddings of a key are."""
+    """States of a slot for embeddings: not begun, being written, ready to read."""
 
     EMPTY = "empty"
     BUSY = "busy"
@@ -26,23 +26,23 @@ class _Kept:
 
     @property
     def pinned(self) -> bool:
-        """Whether it has to stay."""
+        """True if the slot must not be evicted."""
         return bool(self.requests) or self.state is SlotState.BUSY
 
 
 class StoredEmbeddings:
-    """The embeddings of images by what they are made of, in the slots of one arena; no I/O.
+    """Cache of embeddings by keys of their images, in the slots of one arena; no I/O.
 
-    Each is pinned while a request that names it is open, and while somebody writes it. Of the
-    others the least recently used goes first where room is needed; what nobody has begun to write
-    goes with its last request.
+    A key is pinned while a request that names it is open, and while its slot is being written. Of
+    the others the least recently used is evicted first; one that is not begun goes with its last
+    request.
     """
 
     def __init__(self, slots: ArenaSlots) -> None:
         self._slots = slots
-        # The least recently used first, of those that nobody names.
+        # The least recently used first, of those that no request names.
         self._kept: dict[bytes, _Kept] = {}
-        # Of each request whose it is, and the bytes of its keys.
+        # By request: its client, and the bytes of its keys.
         self._pins: dict[int, tuple[int, Mapping[bytes, int]]] = {}
 
     def __contains__(self, key: bytes) -> bool:
@@ -53,12 +53,12 @@ class StoredEmbeddings:
 
     @property
     def requests(self) -> list[int]:
-        """Who has pinned something."""
+        """Numbers of the requests that have pinned keys."""
         return list(self._pins)
 
     @property
     def pins(self) -> Collection[tuple[int, Mapping[bytes, int]]]:
-        """Clients with the bytes by key that a request of theirs has pinned."""
+        """By request that has pinned keys: its client, and bytes by key."""
         return self._pins.values()
 
     @property
@@ -67,11 +67,11 @@ class StoredEmbeddings:
         return self._slots.used
 
     def holds(self, wanted: Mapping[bytes, int]) -> bool:
-        """Whether so many bytes by key would fit where nothing else is."""
+        """True if keys of so many bytes each fit into an empty arena."""
         return _bytes(wanted.values()) <= self._slots.size
 
     def pin(self, rid: int, client: int, wanted: Mapping[bytes, int]) -> bool:
-        """Pin keys of so many bytes each for a request; False, and nothing, without room."""
+        """Pin keys of so many bytes each for a request; False, and none, if they do not fit."""
         missing = {key: size for key, size in wanted.items() if key not in self._kept}
         stay = [one.slot.size for key, one in self._kept.items() if key in wanted or one.pinned]
         if _bytes(missing.values()) + _bytes(stay) > self._slots.size:
@@ -89,7 +89,7 @@ class StoredEmbeddings:
         return True
 
     def release(self, rid: int) -> None:
-        """The request has ended; unknown ones are ignored."""
+        """Unpin the keys of a request that has ended; unknown ones are ignored."""
         _, keys = self._pins.pop(rid, (0, ()))
         for key in keys:
             kept = self._kept.get(key)
@@ -98,50 +98,50 @@ class StoredEmbeddings:
                 self._settle(key, kept)
 
     def is_named(self, key: bytes) -> bool:
-        """Whether a request names the key."""
+        """True if a request names the key."""
         kept = self._kept.get(key)
         return kept is not None and bool(kept.requests)
 
     def state(self, key: bytes) -> SlotState:
-        """How far the embeddings of a key are, which is here."""
+        """State of the slot of a key that is here."""
         return self._kept[key].state
 
     def slot(self, key: bytes) -> Slot:
-        """Where they lie."""
+        """Slot of the embeddings of a key."""
         return self._kept[key].slot
 
     def times(self, key: bytes) -> ImageTimes:
-        """What it took to make them."""
+        """Seconds that it took to make the embeddings of a key."""
         return self._kept[key].times
 
     def begin(self, key: bytes) -> Slot:
-        """Somebody writes them, into the slot that this gives."""
+        """Mark the slot of a key as being written; the slot."""
         kept = self._kept[key]
         kept.state = SlotState.BUSY
         return kept.slot
 
     def finish(self, key: bytes, times: ImageTimes) -> None:
-        """They are written."""
+        """Mark the slot of a key as ready."""
         kept = self._kept[key]
         kept.state, kept.times = SlotState.READY, times
         self._settle(key, kept)
 
     def fail(self, key: bytes) -> None:
-        """They are not, and nobody writes there any more."""
+        """Mark the slot of a key as not begun: its writer has failed and ended."""
         kept = self._kept[key]
         kept.state = SlotState.EMPTY
         self._settle(key, kept)
 
     def abandon(self, key: bytes) -> Slot:
-        """Give them up, while somebody may still write; the slot is freed by `free` later."""
+        """Remove a key whose slot may still be written to; `free` frees that slot later."""
         return self._kept.pop(key).slot
 
     def free(self, slot: Slot) -> None:
-        """Nobody writes to this forsaken slot any more."""
+        """Free an abandoned slot, to which nothing writes any more."""
         self._slots.free(slot)
 
     def _settle(self, key: bytes, kept: _Kept) -> None:
-        """Note that a key is used by one less."""
+        """Free the slot of a key that is not pinned, or keep it as the most recently used."""
         if kept.pinned:
             return
         del self._kept[key]

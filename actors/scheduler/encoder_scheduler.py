@@ -29,18 +29,18 @@ from hearth.actors.scheduler.waiting_queue import RequestQueues
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 
 IN_FLIGHT = 8
-"""Pieces of work that are under way at once: some calls of a tower, so that it never waits."""
+"""Pieces of work in flight: a few calls of a vision encoder, so that it never waits."""
 
 Told = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
-"""What is heard of images."""
+"""Messages of encoder and executor about images."""
 IsOpen = Callable[[int], bool]
-"""Whether the request of this number has not ended yet."""
+"""Predicate: True if the request of this number has not ended."""
 Sent = Encode | DropWork | RunVisionEncoder | Embedded | Failed
-"""What is to be sent: Encode and DropWork to the encoder, RunVisionEncoder to the executor."""
+"""Decisions: Encode and DropWork go to the encoder, RunVisionEncoder to the executor."""
 
 
 class ImageArenas(NamedTuple):
-    """The memory that images take on their way, and how much: per token and per patch, in bytes."""
+    """Allocators of the memory for images, and the bytes of a patch and of a token's embedding."""
 
     patches: ArenaSlots
     embeddings: ArenaSlots
@@ -50,7 +50,7 @@ class ImageArenas(NamedTuple):
 
 @dataclass(slots=True)
 class _Job:
-    """A piece of work that has been sent, for the request `sender`, and where it is."""
+    """A piece of work that has been sent for the request `sender`, and the stage that it is at."""
 
     key: bytes
     sender: int
@@ -62,15 +62,15 @@ class _Job:
 
 
 class EncoderScheduler:
-    """Makes the embeddings of requests' images before these queue up for a place; no clock, no I/O.
+    """Scheduling of image encoding, which precedes a request's turn in the queue; no clock, no I/O.
 
-    Requests wait here in the order of the queue until all of their embeddings are there. Each
-    piece of work is sent once, whoever waits for it. If it fails those who wait for it do, unless
-    who sent it has gone: what it named may have gone as well, and the next one sends its own.
-    Where encoder or executor die with it those who waited are suspects, for somebody to take note
-    of; the pictures of a suspect are sent alone.
-    Memory that an encoder or executor may write to is given to others behind its answer, or when
-    the next one has come.
+    Requests wait here in the order of the queue until all of their embeddings are ready. Each
+    piece of work is sent once, for all requests that need it. If it fails they fail, unless its
+    sender has ended: the picture's bytes may be gone as well, and the next request sends its own.
+    If encoder or executor die with it, the requests that needed it are suspects, which `take_lost`
+    returns; the pictures of a suspect are sent alone.
+    A slot that an encoder or executor may write to is reused after its answer, or once the next
+    incarnation is ready.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class EncoderScheduler:
 
     @property
     def used(self) -> int | None:
-        """Bytes of embeddings that are kept; None where the model sees nothing."""
+        """Bytes of embeddings that are kept; None for a model without vision."""
         return self._store.used if self._sees else None
 
     def admit(self, entry: RequestState, is_open: IsOpen, share: float) -> Refusal | None:
-        """Pin the embeddings of a request's images; why it cannot be done, or None.
+        """Pin the embeddings of a request's images; a refusal if they do not fit, else None.
 
         No client may have more than its `share` of them; see `within_share`.
         """
@@ -129,7 +129,7 @@ class EncoderScheduler:
         return None
 
     def hear(self, message: Told) -> list[Sent]:
-        """Take note of what encoder or executor say, and answer those for whom it is the end."""
+        """Record a message of encoder or executor; failures of the requests that it ends."""
         match message:
             case Patched(number, times):
                 if (job := self._jobs.get(number)) is not None and job.at == "encoder":
@@ -148,22 +148,22 @@ class EncoderScheduler:
         return []
 
     def executor_ready(self) -> None:
-        """A new executor can run the tower; those before it have ended."""
+        """Record that a new executor can run the vision encoder; those before it have ended."""
         self._come("tower")
 
     def executor_lost(self, reason: str) -> list[Sent]:
-        """What the executor's tower had is lost."""
+        """Fail the work that the executor's vision encoder had."""
         return self._lose("tower", "executor_failed", reason)
 
     def take_lost(self) -> list[RequestState]:
-        """Who has failed since with an encoder or executor that died."""
+        """Requests that failed with an encoder or executor that died, since the last call."""
         lost, self._lost = self._lost, []
         return lost
 
     def act(self, is_open: IsOpen) -> list[Sent]:
-        """Queue up those whose embeddings are there, and have others made.
+        """Queue requests whose embeddings are ready, and send work for others.
 
-        What requests had that are not open any more is let go.
+        Keys of requests that are not open any more are unpinned.
         """
         if not self._sees:
             return []
@@ -187,7 +187,7 @@ class EncoderScheduler:
             self._stirred = True
 
     def _drop(self) -> list[Sent]:
-        """Stop the work for which nobody waits any more."""
+        """Stop the work that no request needs any more."""
         dropped = []
         for number, job in list(self._jobs.items()):
             if job.dropped or self._store.is_named(job.key):
@@ -201,7 +201,7 @@ class EncoderScheduler:
         return [DropWork(dropped)] if dropped else []
 
     def _within_share(self, entry: RequestState, wanted: dict[bytes, int], share: float) -> bool:
-        """Whether a client may have these as well; what several requests name counts once."""
+        """True if a client may have these as well; keys that several requests name count once."""
         own, others = dict[bytes, int](), dict[bytes, int]()
         for client, pinned in self._store.pins:
             (own if client == entry.client else others).update(pinned)
@@ -231,7 +231,7 @@ class EncoderScheduler:
         return all(self._store.state(one.work.key) is SlotState.READY for one in entry.images)
 
     def _take(self, entry: RequestState) -> Embedded:
-        """Take out a request whose embeddings are all there."""
+        """Remove a request whose embeddings are all ready."""
         self._waiting.remove(entry.rid)
         store, missing = self._store, entry.missing
         entry.embedded = [
@@ -257,7 +257,7 @@ class EncoderScheduler:
         return sent
 
     def _encodes(self) -> list[Sent]:
-        """As much new work as there is room for, strictly in order."""
+        """New work, as much as fits, strictly in order."""
         sent: list[Sent] = []
         for entry, image in self._unsent():
             work = image.work
@@ -277,7 +277,7 @@ class EncoderScheduler:
         return sent
 
     def _unsent(self) -> Iterable[tuple[RequestState, PromptImage]]:
-        """By virtual arrival, of which each other request of a client takes a priority off one."""
+        """Images by virtual arrival; each earlier request of a client takes off one priority."""
         ahead = Counter[int]()
         ranked, arrival = [], self._waiting.virtual_arrival
         waiting = [(arrival(one.priority, one.queued), one.rid, one) for one in self._waiting]
@@ -299,12 +299,12 @@ class EncoderScheduler:
         sender = self._waiting.get(job.sender)
         if sender is None:
             return []
-        # A fault of ours: the bytes that others have sent may do.
+        # The sender's bytes may be at fault: those of other requests may do.
         entries = [sender] if code == "internal" else list(self._waiting)
         return [failed for _, failed in self._refuse(entries, job.key, code, text)]
 
     def _end(self, number: int) -> _Job | None:
-        """Forget a piece of work of which the last has been heard."""
+        """Remove a piece of work that has been answered."""
         job = self._jobs.pop(number, None)
         if job is not None:
             self._arenas.patches.free(job.patches)
@@ -325,7 +325,7 @@ class EncoderScheduler:
         return failed
 
     def _lose(self, where: Literal["encoder", "tower"], code: str, reason: str) -> list[Sent]:
-        """Fail all that was there; its memory may still be written to."""
+        """Fail all work that was there; its slots may still be written to."""
         self._present[where] = False
         lost = {number: job for number, job in self._jobs.items() if job.at == where}
         who = "encoder" if where == "encoder" else "executor"
@@ -357,7 +357,7 @@ class EncoderScheduler:
 
 
 class _AbandonedSlots(NamedTuple):
-    """What a dead process may still write to."""
+    """Slots that a lost process may still write to."""
 
     patches: Slot
     target: Slot

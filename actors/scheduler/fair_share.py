@@ -11,13 +11,13 @@ from hearth.actors.scheduler.running_set import RunningSet, much_less, withdraw
 from hearth.actors.scheduler.waiting_queue import WaitingQueue
 
 FIRST_PLACE_S = 1.5
-"""How long a client that asks for less than another waits for a place; reading comes behind."""
+"""Seconds that a client which asks for less than another waits for a slot; prefill follows."""
 _AT_ONCE = RequestStatus.PREEMPTING_AT_ONCE
 _STAYING = {RequestStatus.RUNNING, RequestStatus.PREEMPTING}
 
 
 class FairShareClaim(NamedTuple):
-    """A request that is to have a place by `due`, and the rows of which one, or all, give way."""
+    """A request that is to have a slot by `due`, and the rows of which one or all leave."""
 
     due: float
     entry: RequestState
@@ -26,21 +26,21 @@ class FairShareClaim(NamedTuple):
 
 
 class FairShare:
-    """A client that asks for less than another has its first place soon; no clock, no I/O.
+    """Bound of the wait of light clients for their first slot; no clock, no I/O.
 
-    That is one without a place, with fewer requests than the other, which has had much less of
-    late. Once its first request has waited for `FIRST_PLACE_S` it gets a place of the other's,
-    whatever that has paid for it and whatever its priority. The other keeps another place, or has
+    A light client has no slot, has fewer requests than another client, and has had much less of
+    late. Once its first request has waited for `FIRST_PLACE_S` it gets a slot of the other's,
+    whatever that has paid for it and whatever its priority. The other keeps another slot, or has
     not given way unpaid with this request before: so it gets further too. Requests of a priority
-    below 0 have said that they can wait. A synchronous batch gives way as a whole, once all of it
-    that gave way before have paid. Who waits for another adapter waits for its turn.
+    below 0 are left out: they can wait. A synchronous batch is preempted as a whole, once all of
+    its rows that gave way before have paid. Requests for another adapter wait for its turn.
     """
 
     def __init__(self, running: RunningSet, queue: WaitingQueue, lora: LoRAScheduler) -> None:
         self._running, self._queue, self._lora = running, queue, lora
 
     def next(self, now: float, *, synchronous: bool) -> FairShareClaim | None:
-        """The claim that is due first; None while there is none, or one is being answered."""
+        """The claim that is due first; None while there is none, or one is being served."""
         running = self._running
         placed = [row for row in running if row.has_slot]
         if not placed or any(row.status is _AT_ONCE for row in placed):
@@ -49,7 +49,7 @@ class FairShare:
             return None
         held = Counter(row.client for row in placed)
         asked = Counter(row.client for row in running)
-        # From when on each row may be asked: one that gave way before has to pay first.
+        # Time from which each row may be preempted: one that gave way before has to pay first.
         loose = {
             row.rid: row.paid if row.gave_way and (synchronous or held[row.client] == 1) else 0.0
             for row in placed
@@ -86,16 +86,16 @@ class FairShare:
         )
 
     def admit(self, claim: FairShareClaim) -> None:
-        """Let rows give way to one that has waited for long enough, once that is the first."""
+        """Preempt rows for a claim that is due, once its request is scheduled first."""
         leaving = claim.rows
         if not claim.all_give_way:
             row = self._running.get(claim.entry.rid)
             ahead = self._running.scheduled[:1]
             if row is None and not (ahead and ahead[0].order == -math.inf):
                 return
-            # Without a row, the one that was lined up so before gets the place.
+            # Without a row, the one that was scheduled so before gets the slot.
             if row is not None and row.order > -math.inf:
-                # It comes back, and is then lined up before all others.
+                # It comes back, and is then scheduled before all others.
                 withdraw([row])
                 return
             # The newest has the least to lose, and one that is about to go anyway loses nothing.
@@ -103,7 +103,7 @@ class FairShare:
             leaving = [max(leaving, key=lambda one: (one.status is going, one.placed or 0.0))]
         for row in [one for one in leaving if not one.ends]:
             row.turn(_AT_ONCE)
-            # Another of its client is read meanwhile, which may give way as well.
+            # Another of its client is prefilled meanwhile, which may be preempted as well.
             unpaid = row.paid > claim.due
             row.behind = math.inf if unpaid else -math.inf
             row.gave_way |= unpaid

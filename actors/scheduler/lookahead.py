@@ -7,11 +7,11 @@ from hearth.actors.scheduler.waiting_queue import WaitingQueue
 from hearth.actors.settings import PolicySettings, Reloadable
 
 _MEMORY = 32
-"""Windows and batches over which the means are taken, exponentially."""
+"""Number of windows and batches over which the means are taken, exponentially."""
 
 
 class BatchingDelay:
-    """Choice whether an idle executor waits for more rows; no clock, no I/O.
+    """Choice of the time that an idle executor waits for more rows; no clock, no I/O.
 
     A window opens when a request could start, and lasts `fill_wait_s`. Waiting costs the first
     request that time. Not waiting costs those that come within the window a whole batch, of which
@@ -34,23 +34,23 @@ class BatchingDelay:
         return wait_s if self._share * self._batch_s > wait_s else 0.0
 
     def started(self, opened: float, rows: int) -> None:
-        """A batch began with `rows` rows out of the window that opened at `opened`."""
+        """Record a batch of `rows` rows from the window that opened at `opened`."""
         self._settle()
         self._closes = opened + self._settings.current.fill_wait_s
         if rows > 1:
             self._note(others_came=True)
 
     def arrived(self, now: float) -> None:
-        """A request came."""
+        """Record that a request has come."""
         if self._closes is not None and now <= self._closes:
             self._note(others_came=True)
 
     def ended(self, seconds: float) -> None:
-        """A batch ended after `seconds`."""
+        """Record that a batch ended after `seconds`."""
         self._batch_s += (min(seconds, self._settings.current.hold_s) - self._batch_s) / _MEMORY
 
     def _settle(self) -> None:
-        # Nobody came in the window that is open, if one is.
+        # No request came in the window that is open, if one is.
         if self._closes is not None:
             self._note(others_came=False)
 
@@ -60,7 +60,7 @@ class BatchingDelay:
 
 
 class Lookahead:
-    """Choice of rows to be lined up at the executor, and when an idle one begins; no I/O."""
+    """Choice of the rows to schedule at the executor, and of an idle one's start; no I/O."""
 
     def __init__(
         self,
@@ -73,41 +73,41 @@ class Lookahead:
         self._running, self._queue, self._quarantine = running, queue, quarantine
         self._lora, self._settings = lora, settings
         self._delay = BatchingDelay(settings)
-        # Whether there is an executor that takes rows.
+        # True while there is an executor that takes rows.
         self._open = False
-        # Since when an executor works, and since when an idle one could wait for company.
+        # Times since which an executor works, and an idle one could wait for more rows.
         self._begun: float | None = None
         self._fill_from = 0.0
 
     def arrived(self, now: float) -> None:
-        """A request has been admitted."""
+        """Record that a request has been admitted."""
         self._delay.arrived(now)
 
     def executor_ready(self, now: float) -> None:
-        """An executor waits for rows."""
+        """Schedule rows from now on: an executor waits for them."""
         self._open, self._fill_from = True, now
 
     def executor_retires(self) -> None:
-        """There will be another one, for which what waits is lined up."""
+        """Schedule no rows for an executor that retires; they wait for the next one."""
         self._open = False
 
     def executor_lost(self, now: float) -> None:
-        """There is none until the next one is ready."""
+        """Schedule no rows until the next executor is ready."""
         self._open, self._begun = False, None
         self._lora.emptied(now)
 
     def note_idle(self, now: float, *, waited: bool = False) -> None:
-        """Rows have left: where none is held any more, wait for company unless some `waited`."""
+        """Record that rows have left; if none is held, wait for more rows unless some `waited`."""
         if self._begun is not None and not self._running:
             self._delay.ended(now - self._begun)
             self._begun = None
-            # Who waited for their adapter's turn have waited long enough.
+            # Requests that waited for their adapter's turn have waited long enough.
             waited |= self._lora.others_wait
             self._fill_from = now - self._settings.current.fill_wait_s if waited else now
             self._lora.emptied(now)
 
     def start_time(self) -> float | None:
-        """Time at which an idle executor gets rows; None while it works, or nobody waits."""
+        """Time at which an idle executor gets rows; None while it works, or no request waits."""
         opened, first = self._opened(), self._lora.next
         if opened is None or first is None:
             return None
@@ -116,10 +116,10 @@ class Lookahead:
         return opened if full else opened + self._delay.wait_s
 
     def fill(self, now: float) -> None:
-        """Line up the rows that are next, as many as there are places beyond those placed.
+        """Schedule the rows that are next, as many as there are slots beyond those placed.
 
-        At that bound, one that stands before the last of them goes in its place. As many again may
-        be on their way back: a busy executor answers at its next border.
+        At that bound, a row ordered before the last of them replaces it. As many again may be on
+        their way back: a busy executor answers at its next step.
         """
         running, queue, opened = self._running, self._queue, self._opened()
         if opened is None:
@@ -151,7 +151,7 @@ class Lookahead:
             self._begun = now
 
     def _opened(self) -> float | None:
-        """Since when an idle executor could begin; None while it works, or nobody waits."""
+        """Time since which an idle executor could begin; None while it works, or none waits."""
         if not self._open or self._running or (oldest := self._queue.oldest) is None:
             return None
         return max(oldest, self._fill_from)

@@ -9,23 +9,23 @@ from hearth.actors.scheduler.waiting_queue import WaitingQueue
 from hearth.actors.settings import PolicySettings, Reloadable
 
 _TIMES_PAID = 4
-"""How long a turn lasts at least, in the time that it took until its first token."""
+"""Shortest turn, in multiples of the time until its first token."""
 _PAID_S = 2.0
-"""How long it lasts at least, however long that took."""
+"""Bound in seconds of the shortest turn."""
 
 
 class LoRAScheduler:
-    """Whose adapter is served: rows that run together share one; no clock, no I/O.
+    """Choice of the active LoRA adapter, which all rows that run together share; no clock, no I/O.
 
-    Only rows of that adapter are lined up, and of others none stay. Where requests
-    wait for another, its turn lasts from its first place on for that share of `adapter_turn_s` of
-    which places are taken, so that few rows do not keep many waiting; and for long enough to be
-    worth the prompts that it had to compute again, up to two seconds. Then its rows give way and
-    stand where they stood, and the adapter follows whose first request stands first, which counts
-    as waiting since its adapter's last turn at the earliest: so each has its turn however many
-    requests others have. A turn goes on while one of its rows stands before all who wait for others
-    by priority; beyond its time only those join it who stand before them as well. In synchronous
-    batches a turn is a batch.
+    Only rows of the active adapter are scheduled, and all others are preempted. While requests
+    wait for other adapters, its turn lasts, from its first slot on, for a part of `adapter_turn_s`
+    that is the share of slots taken, so that few rows do not keep many waiting; and for at least
+    `_TIMES_PAID` times what its first prefill took, up to `_PAID_S`. Then its rows are preempted
+    and queue up where they were, and the adapter of the first waiting request follows. Such a
+    request counts as waiting since its adapter's last turn at the earliest: so each adapter has its
+    turn however many requests others have. A turn goes on while one of its rows is by priority
+    before all that wait for others; after its time only requests before those join it. With
+    synchronous batches a turn is a batch.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class LoRAScheduler:
         self._running, self._queue, self._settings = running, queue, settings
         self._ageing_s = settings.current.ageing_s
         self._active = ""
-        # When the turn had its first place and its first token.
+        # Times of the turn's first slot and of its first token.
         self._placed = self._begun = math.inf
-        # Whether its time is over, and only priority prolongs it.
+        # True once its time is over, and only priority prolongs it.
         self._late = False
         self._ended: dict[str, float] = {}
 
     @property
     def others_wait(self) -> bool:
-        """Whether requests wait for another adapter than the one that is served."""
+        """True if requests wait for another adapter than the active one."""
         waiting = self._queue.adapters
         return len(waiting) > (self._active in waiting)
 
@@ -64,8 +64,8 @@ class LoRAScheduler:
 
     @property
     def due(self) -> float:
-        """When the turn is over; infinite while nobody waits for another adapter."""
-        # Whoever was chosen has a place before another is.
+        """Time at which the turn is over; infinite while no request waits for another adapter."""
+        # The chosen adapter has a slot before another one is chosen.
         if self._placed == math.inf or self._settings.current.synchronous or not self.others_wait:
             return math.inf
         held = [one for one in self._own if not one.ends]
@@ -78,33 +78,33 @@ class LoRAScheduler:
         )
 
     def begin(self) -> None:
-        """Serve the next adapter: no row is left."""
+        """Choose the next adapter, when no row is left."""
         if (first := self.next) is not None:
             self._active = first.adapter
 
     def placed(self, row: RequestState, now: float) -> None:
-        """A row has a place."""
+        """Record that a row has got a slot."""
         if row.adapter == self._active:
             self._placed = min(self._placed, now)
 
     def begun(self, row: RequestState, now: float) -> None:
-        """A row has its first token."""
+        """Record that a row has its first token."""
         if row.adapter == self._active:
             self._begun = min(self._begun, now)
 
     def emptied(self, now: float) -> None:
-        """End the turn: no row is left."""
+        """End the turn, when no row is left."""
         self._end(now)
 
     def tick(self, now: float) -> None:
-        """Let all rows give way whose turn is over: those of the next are lined up meanwhile."""
+        """Preempt all rows whose turn is over: those of the next are scheduled meanwhile."""
         self._late = not self._settings.current.synchronous and now >= self._limit
         if self.due <= now:
             _, first = min(self._rivals(), key=lambda one: one[0])
             self._end(now)
             self._active = first.adapter
         withdraw(row for row in self._running.scheduled if row.adapter != self._active)
-        # One may have got its place just before that.
+        # One may have got its slot just before that.
         for row in [row for row in self._running.staying if row.adapter != self._active]:
             row.turn(RequestStatus.PREEMPTING)
             row.behind = -math.inf
@@ -116,12 +116,12 @@ class LoRAScheduler:
 
     @property
     def _own(self) -> list[RequestState]:
-        """The rows that have the adapter whose turn it is."""
+        """The rows that have the active adapter."""
         return [row for row in self._running if row.adapter == self._active]
 
     @property
     def _limit(self) -> float:
-        """How long the turn lasts among equals."""
+        """Time at which the turn ends among equal priorities."""
         if self._placed == math.inf:
             return math.inf
         taken = sum(row.has_slot for row in self._own) / self._running.slots
@@ -129,7 +129,7 @@ class LoRAScheduler:
         return self._placed + max(taken * self._settings.current.adapter_turn_s, paid)
 
     def _rivals(self) -> Iterator[tuple[float, RequestState]]:
-        """The first requests of clients for other adapters, with what ranks these."""
+        """The first requests of clients for other adapters, each with its rank."""
         return (one for one in self._ranked() if one[1].adapter != self._active)
 
     def _ranked(self) -> Iterator[tuple[float, RequestState]]:

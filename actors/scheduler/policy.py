@@ -35,40 +35,40 @@ from hearth.actors.scheduler.waiting_queue import RequestQueues, WaitingQueue
 from hearth.actors.settings import PolicySettings, Reloadable
 
 ALONE_S = 2.0
-"""How long at most others keep their places from a request that runs alone, and it from them."""
+"""Most seconds that a request which runs alone waits for slots, or keeps them from others."""
 
 
 class Preemption:
-    """Choice of the rows that give way to those that wait, and when; no clock, no I/O.
+    """Choice of the rows to preempt for those that wait, and of the time; no clock, no I/O.
 
-    Where all places are taken one row after the other gives way to the first that waits. All do so
-    for a request that runs alone, and for the next batch where batches are synchronous.
+    If all slots are taken one row after the other is preempted for the first that waits. All are
+    for a request that runs alone, and for the next batch if batches are synchronous.
     """
 
     def __init__(self, running: RunningSet, queue: WaitingQueue, quarantine: Quarantine) -> None:
         self._running, self._queue, self._quarantine = running, queue, quarantine
 
     def times(self, *, synchronous: bool) -> list[float]:
-        """From when on each row gives way, of those that may."""
+        """Times at which rows may be preempted."""
         clearing = self._clearing_times(synchronous=synchronous)
         return [time for time, _ in (*clearing, *self._yielding_times(synchronous=synchronous))]
 
     def act(self, now: float, *, synchronous: bool) -> None:
-        """Ask those to leave whose time has come."""
+        """Preempt the rows whose time has come."""
         times = self._clearing_times(synchronous=synchronous)
         for row in [row for time, row in times if time <= now]:
             row.turn(RequestStatus.PREEMPTING)
-        # One after the other: the next one gives way to the next that waits.
+        # One after the other: the next one is preempted for the next that waits.
         while ready := [
             row for time, row in self._yielding_times(synchronous=synchronous) if time <= now
         ]:
-            # Who has not paid stays until it has, so it would give way for nobody yet.
+            # A row that has not paid stays until it has, so it would free no slot yet.
             row = min(ready, key=lambda one: (max(one.paid, now), one.priority, one.placed or 0.0))
             row.behind = self._running.behind(row)
             row.turn(RequestStatus.PREEMPTING)
 
     def _clearing_times(self, *, synchronous: bool) -> list[tuple[float, RequestState]]:
-        """From when on rows leave so that all places are free: for a suspect, or the next batch."""
+        """Times at which rows leave to free all slots, for a suspect or the next batch."""
         first, running = self._queue.first, self._running
         if first is None:
             return []
@@ -81,7 +81,7 @@ class Preemption:
         return []
 
     def _yielding_times(self, *, synchronous: bool) -> list[tuple[float, RequestState]]:
-        """From when on a row gives way to the first that waits, where all places are taken."""
+        """Times at which a row is preempted for the first that waits, if all slots are taken."""
         first = None if synchronous else self._running.next_in()
         if first is None:
             return []
@@ -89,21 +89,21 @@ class Preemption:
 
 
 RESEND_S = 1.0
-"""How long a schedule may be unseen before it is sent once more: it may have been dropped."""
+"""Seconds after which an unseen schedule is sent once more: it may have been dropped."""
 
 
 class Dispatcher:
-    """Writes the schedules of one executor, and reads how far it has seen them; no clock, no I/O.
+    """Writer of one executor's schedules, which tracks those that it has seen; no clock, no I/O.
 
-    Each schedule is all that is wanted, by the status of the rows that run; it is written where one
-    of them has a status of which the executor has not been told.
+    Each schedule is complete, by the status of the rows; a new one is written once a row has a
+    status that no schedule has carried.
     """
 
     def __init__(self, running: RunningSet) -> None:
         self._running = running
         # The executor's number; None while there is none.
         self._incarnation: int | None = None
-        # The last schedule that was written, the last that was seen, and the last output heard.
+        # Numbers of the last schedule written, the last one seen, and the last output received.
         self._seq = self._seen = self._heard = 0
         self._resend = 0.0
 
@@ -118,11 +118,11 @@ class Dispatcher:
 
     @property
     def due(self) -> float | None:
-        """The time at which the last schedule is sent once more; None where it has been seen."""
+        """The time at which the last schedule is sent once more; None if it has been seen."""
         return None if self._incarnation is None or self._seen == self._seq else self._resend
 
     def is_news(self, output: StepOutput) -> bool:
-        """Take note of an output; False where it is late, comes twice or is of another executor."""
+        """Record an output; False if it is late, comes twice or is of another executor."""
         if output.incarnation != self._incarnation or output.number <= self._heard:
             return False
         self._heard, self._seen = output.number, min(max(output.seq, self._seen), self._seq)
@@ -133,14 +133,14 @@ class Dispatcher:
         return True
 
     def given_up(self, output: StepOutput) -> list[RequestState]:
-        """The rows of which this output says, by the schedule that it has seen, that they left.
+        """The rows that have left by this output, as it has seen the schedule that ends them.
 
-        They are wanted back without having got places, or are cancelled.
+        They are withdrawn without having got slots, or are cancelled.
         """
         return [row for row in self._running if _is_given_up(row, output)]
 
     def next(self, now: float) -> Schedule | None:
-        """The schedule that is to be sent now, if the last one is not what is wanted any more."""
+        """The schedule to send now; None if the last one is current and not due again."""
         if self._incarnation is None:
             return None
         news = [row for row in self._running if row.seq is None]
@@ -178,23 +178,23 @@ def _is_given_up(row: RequestState, output: StepOutput) -> bool:
 
 
 Decision = Accepted | Failed | RowsCut | Schedule | Unpin | SchedulerReport | encoder_scheduler.Sent
-"""What is to be sent: Accepted, Embedded and SchedulerReport to the front door, Failed and
+"""Decisions of the policy: Accepted, Embedded and SchedulerReport go to the front door, Failed and
 RowsCut to the tokenizer, Encode and DropWork to the encoder, the others to the executor.
 """
 
 _LOOK_S = 1.0
-"""How often the shares of clients are compared while requests wait."""
+"""Seconds between two comparisons of the shares of clients while requests wait."""
 
 
 class SchedulerPolicy:
-    """Says who runs next: requests, outputs of the executor and clock in, decisions out; no I/O.
+    """The scheduling policy: requests, outputs and clock in, decisions out; no I/O.
 
-    Feed it what happens, then `tick`: only `tick` schedules, preempts and expires. As many rows are
-    lined up at the executor as it has places, in the order of the queue, and it places them as
-    places free. Where all are taken, a row gives way to the first that waits once it has had its
-    place for `hold_s`, and queues up as if it had just come; or at once to a higher priority, and
-    stands right behind it. With synchronous batches nobody is lined up while a row runs, and all of
-    them give way together.
+    Feed it events, then `tick`: only `tick` schedules, preempts and expires. As many rows are
+    scheduled at the executor as it has slots, in the order of the queue, and it places them as
+    slots get free. If all are taken, a row is preempted for the first that waits once it has had
+    its slot for `hold_s`, and is queued as if it had just come; or at once for a higher priority,
+    and is queued right behind it. With synchronous batches no row is scheduled while one runs, and
+    all of them are preempted together.
     """
 
     def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
@@ -218,14 +218,14 @@ class SchedulerPolicy:
         self._rows = self._requeued = self._refused = 0
 
     def adopt(self, settings: PolicySettings) -> None:
-        """Go on by other settings, all but `ageing_s`, by which requests stand in their places.
+        """Take over other settings, all but `ageing_s`, by which the queue is ordered.
 
-        What has been admitted stays, also where less would be now.
+        Admitted requests stay, also beyond lower limits.
         """
         self._settings.current = settings
 
     def submit(self, request: Request, now: float) -> list[Decision]:
-        """Admit a request or refuse it; of two with one number the first alone is heard."""
+        """Admit a request or refuse it; a second one with the same number is ignored."""
         if self._is_open(request.rid):
             return []
         entry = RequestState(request, now)
@@ -255,22 +255,22 @@ class SchedulerPolicy:
             row.turn(RequestStatus.CANCELLING)
 
     def client_gone(self, client: int) -> None:
-        """Let the executor forget what this client has pinned, behind all that it has asked."""
+        """Have the executor release the pins of a client, after all of its requests."""
         # One that comes later has no pins.
         if self._present:
             self._gone.append(Unpin(client))
 
     def adapter_gone(self, name: str) -> list[Decision]:
-        """Fail all that wait for an adapter which was removed; an executor fails what it holds."""
+        """Fail all that wait for a removed adapter; the executor fails those that it holds."""
         rids = [entry.rid for entry in self._queues if entry.adapter == name]
         for rid in rids:
             self._queues.remove(rid)
         return [_failed(rids, ADAPTER_GONE)] if rids else []
 
     def update(self, output: StepOutput, now: float) -> list[Decision]:
-        """Take over what has changed of the executor's rows, unless it is no news.
+        """Apply the changes of the executor's rows, unless the output is late or comes twice.
 
-        Preempted rows stand behind whom they gave way to, those without places where they stood.
+        Preempted rows are queued by `behind`, those without slots where they were.
         """
         if not self._dispatcher.is_news(output):
             return []
@@ -292,13 +292,13 @@ class SchedulerPolicy:
         suspects = self._rows_failed(output.failed, now)
         for row in self._rows_of(output.placed):
             self._place(row, now)
-        # After a preemption others have waited long enough: there is nothing to wait for.
+        # After a preemption others have waited long enough.
         self._lookahead.note_idle(now, waited=bool(output.preempted))
         told = [decision for one in output.images for decision in self.images_told(one, now)]
         return [*told, *self._note_failure(suspects, now)]
 
     def _rows_of(self, rids: Iterable[int]) -> list[RequestState]:
-        """The rows of these numbers that run."""
+        """The rows of these numbers that are at the executor."""
         return [row for rid in rids if (row := self._running.get(rid)) is not None]
 
     def _place(self, row: RequestState, now: float) -> None:
@@ -309,13 +309,13 @@ class SchedulerPolicy:
             row.status = RequestStatus.RUNNING
 
     def _leave(self, row: RequestState, now: float) -> None:
-        """Take out a row that ended well, or never began."""
+        """Remove a row that ended well, or never began."""
         if row.has_slot:
             self._quarantine.ended(row)
         self._running.remove(row.rid, now)
 
     def _requeue(self, row: RequestState, generated: list[int], now: float) -> None:
-        """Let a row that was preempted wait anew, unless it is cancelled."""
+        """Queue a row that was preempted, unless it is cancelled."""
         self._running.remove(row.rid, now)
         if row.ends:
             return
@@ -325,7 +325,7 @@ class SchedulerPolicy:
         self._requeued += 1
 
     def _rows_failed(self, failures: Iterable[Failed], now: float) -> list[RequestState]:
-        """Take out the rows that failed; those of which one may have failed the executor."""
+        """Remove the rows that failed; those of them that may have failed the executor."""
         suspects = []
         for failure in failures:
             for row in self._rows_of(failure.rids):
@@ -337,7 +337,7 @@ class SchedulerPolicy:
         return suspects
 
     def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
-        """A new executor waits for work; requests that came before its limits are checked now."""
+        """Take a new executor, and check the requests that came before its limits were known."""
         decisions = self.executor_lost("another executor has taken over", now)
         self._limits = limits = message.limits
         self._running.slots = limits.max_batch
@@ -352,7 +352,7 @@ class SchedulerPolicy:
                 continue
             self._queues.remove(entry.rid)
             if entry.generated:
-                # The executor before could hold more, and what its client has stays good.
+                # The executor before could hold more: the tokens that its client has are valid.
                 decisions.append(RowsCut([entry.rid]))
             else:
                 self._refused += 1
@@ -360,10 +360,9 @@ class SchedulerPolicy:
         return decisions
 
     def executor_lost(self, reason: str, now: float, *, blameless: bool = False) -> list[Decision]:
-        """Fail all that was running; what waits goes on waiting, and so does what had not begun.
+        """Fail all rows that ran; the others are queued again.
 
-        Unless it is `blameless`, what ran is suspected of it. All that the executor has told was
-        heard before.
+        Rows that ran are suspects, unless `blameless`. All outputs of the executor come before.
         """
         self._present = False
         self._gone = []
@@ -382,12 +381,12 @@ class SchedulerPolicy:
         return decisions if blameless else decisions + self._note_failure(failed, now)
 
     def images_told(self, message: encoder_scheduler.Told, now: float) -> list[Decision]:
-        """Encoder or executor have said what became of images."""
+        """Apply a message of encoder or executor about images."""
         told = self._images.hear(message)
         return [*told, *self._note_failure(self._images.take_lost(), now)]
 
     def tick(self, now: float) -> list[Decision]:
-        """Act on the clock: expire, line up who is next, preempt who has run for long."""
+        """Act on the clock: expire requests, schedule the next, preempt those that ran for long."""
         self._quarantine.forget(now)
         self._ticked = now
         decisions = [*self._expire(now), *self._images.act(self._is_open)]
@@ -405,22 +404,22 @@ class SchedulerPolicy:
         return [*decisions, *([] if schedule is None else [schedule]), *gone]
 
     def next_wake(self) -> float | None:
-        """When `tick` has something to do next, if nothing happens before."""
+        """Time at which `tick` has something to do, if no event comes before."""
         times = [self._queues.next_deadline, self._lookahead.start_time(), self._dispatcher.due]
         times += [row.deadline for row in self._running if not row.ends]
         times += self._preemption.times(synchronous=self._settings.current.synchronous)
         if (turn := self._lora.due) < math.inf:
             times.append(turn)
-        # One that is due already waits for word of the executor.
+        # One that is due already waits for an output of the executor.
         if (claim := self._claim(self._ticked)) is not None and claim.due > self._ticked:
             times.append(claim.due)
         if self._present and self._waiting()[0]:
-            # Who has had much less than whom changes with time.
+            # The shares of clients change with time.
             times.append(self._ticked + _LOOK_S)
         return min((time for time in times if time is not None), default=None)
 
     def report(self, rid: int) -> SchedulerReport:
-        """What waits and runs now, and counts since the start."""
+        """Numbers of waiting and running requests, and counters since the start."""
         queued, tokens = self._waiting()
         return SchedulerReport(
             rid=rid,
@@ -435,7 +434,7 @@ class SchedulerPolicy:
         )
 
     def _waiting(self) -> tuple[int, int]:
-        """How many requests wait, and their prompt tokens."""
+        """Number of requests that wait, and of their prompt tokens."""
         behind = self._running.waiting
         tokens = self._queues.prompt_tokens + sum(row.prompt_tokens for row in behind)
         return len(self._queues) + len(behind), tokens
@@ -455,10 +454,10 @@ class SchedulerPolicy:
         return [Accepted(entry.rid, entry.prompt_tokens, entry.request.encoded)]
 
     def _note_failure(self, entries: Sequence[RequestState], now: float) -> list[Decision]:
-        """Suspect those that ran in a failure, and refuse what fails each time."""
+        """Record suspects of a failure, and refuse requests that fail each time."""
         if entries:
             self._quarantine.failed(entries, now)
-            # Twins of what failed run alone, or not at all.
+            # Requests equal to those that failed run alone, or not at all.
             withdraw(row for row in self._running.scheduled if self._quarantine.runs_alone(row))
         guilty = [entry.rid for entry in self._queues if self._quarantine.is_guilty(entry)]
         for rid in guilty:

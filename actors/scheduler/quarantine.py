@@ -8,26 +8,26 @@ import msgspec
 from hearth.actors.scheduler.request_state import RequestState
 
 SUSPECTS = 1024
-"""Requests that are remembered; of more the oldest are forgotten."""
+"""Number of requests that are remembered; of more the oldest are forgotten."""
 MEMORY_S = 600.0
 """Seconds after which a failure is forgotten."""
 _GUILTY = 2
 
 
 class Quarantine:
-    """What was asked by the requests that ran when the executor failed; no clock, no I/O.
+    """Record of the requests that ran when the executor failed; no clock, no I/O.
 
     Any of them may be the cause, so each runs alone when it is sent again, and is cleared when it
-    ends. One that fails again has failed alone: it is guilty. They are told by a digest of their
-    tokens, images and options, but for the seed, which the front door chooses where none is given.
+    ends. One that fails again has failed alone: it is guilty. Requests are compared by a digest of
+    tokens, images and options, without the seed, which the front door chooses if none is given.
     """
 
     def __init__(self) -> None:
-        # By digest, the latest failure last: how often it failed, and when.
+        # By digest, the latest failure last: number of failures, and time of the last one.
         self._failures: dict[bytes, tuple[int, float]] = {}
 
     def failed(self, entries: Iterable[RequestState], now: float) -> None:
-        """The executor failed while these ran together."""
+        """Record that the executor failed while these requests ran together."""
         for digest in {_digest(entry) for entry in entries}:
             times, _ = self._failures.pop(digest, (0, now))
             self._failures[digest] = (times + 1, now)
@@ -35,7 +35,7 @@ class Quarantine:
             del self._failures[next(iter(self._failures))]
 
     def ended(self, entry: RequestState) -> None:
-        """The request came to an end without the executor."""
+        """Clear a request that ended without a failure of the executor."""
         if self._failures:
             self._failures.pop(_digest(entry), None)
 
@@ -48,11 +48,11 @@ class Quarantine:
             del self._failures[oldest]
 
     def runs_alone(self, entry: RequestState) -> bool:
-        """Whether the request may be what failed the executor."""
+        """True if the request may have failed the executor."""
         return self._times(entry) > 0
 
     def is_guilty(self, entry: RequestState) -> bool:
-        """Whether the executor failed each time that the request ran, at least twice."""
+        """True if the executor failed each time that the request ran, at least twice."""
         return self._times(entry) >= _GUILTY
 
     def _times(self, entry: RequestState) -> int:

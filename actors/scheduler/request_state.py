@@ -10,35 +10,35 @@ from hearth.runtime.request import RowRequest
 
 
 class RequestStatus(enum.Enum):
-    """The stages of a request at the scheduler; one that has finished is there no more."""
+    """Stages of a request at the scheduler; a finished one is removed."""
 
     WAITING_FOR_IMAGES = enum.auto()
     WAITING = enum.auto()
     SCHEDULED = enum.auto()
-    """Lined up at the executor, without a place."""
+    """Offered to the executor, without a slot yet."""
     WITHDRAWING = enum.auto()
-    """Wanted back, if it has no place yet."""
+    """Offer taken back, unless it has a slot by then."""
     RUNNING = enum.auto()
     PREEMPTING = enum.auto()
-    """To give its place back once it has paid for its prefill."""
+    """Preempted once it has decoded for as long as its prefill took."""
     PREEMPTING_AT_ONCE = enum.auto()
     CANCELLING = enum.auto()
-    """Ended for its client, with or without a place at the executor."""
+    """Ended for its client, with or without a slot at the executor."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One admitted request at the scheduler, with the tokens generated so far.
 
-    It stands in the queue as one that came at `queued`, and has lost its place at `lost`, if it had
-    one. It `gave_way` where it had not paid for that. Images of the keys in `missing` had no
-    embeddings when it was admitted; all images wait in `embedded` once they have.
+    It is queued as one that came at `queued`, and was preempted at `lost`, if ever. `gave_way` is
+    set if it was preempted for a light client before it had paid. Images of the keys in `missing`
+    had no embeddings when it was admitted; `embedded` are all images once they have.
 
-    Lined up at the executor, `arrival` is its virtual arrival and `order` that by which it gets a
-    place. One that is `alone` shares the executor with nobody. It has its place since `placed`, and
-    its first token since `begun`. Put back, it stands as if it had come at `behind`, though not
-    before it did nor in the future. The executor was told its status by schedule `seq`, None where
-    it has yet to be.
+    While scheduled, `arrival` is its virtual arrival and `order` the key by which it gets a slot.
+    One that is `alone` shares the executor with no other. It has its slot since `placed`, and its
+    first token since `begun`. Preempted, it is queued as if it had come at `behind`, though not
+    before it did nor in the future. The executor gets its status with schedule `seq`; None if that
+    is still to be written.
     """
 
     request: Request
@@ -91,17 +91,17 @@ class RequestState:
 
     @property
     def has_slot(self) -> bool:
-        """Tell whether it has a place at the executor, as far as was heard."""
+        """True if it has a slot at the executor, by the outputs so far."""
         return self.placed is not None
 
     @property
     def ends(self) -> bool:
-        """Tell whether it only waits for the executor to drop it."""
+        """True if it only waits for the executor to drop it."""
         return self.status is RequestStatus.CANCELLING
 
     @property
     def paid(self) -> float:
-        """The time from which on it has had its place for as long again as its prompt took."""
+        """Time at which it has had its slot for twice as long as its prefill took."""
         if self.begun is None or self.placed is None:
             return math.inf
         return 2 * self.begun - self.placed
@@ -112,7 +112,7 @@ class RequestState:
         return self.request.deadline
 
     def is_due(self, now: float) -> bool:
-        """Tell whether its deadline has passed."""
+        """True if its deadline has passed."""
         return self.deadline is not None and self.deadline <= now
 
     def line_up(self, arrival: float, order: float, *, alone: bool) -> None:
@@ -123,7 +123,7 @@ class RequestState:
         self.turn(RequestStatus.SCHEDULED)
 
     def turn(self, status: RequestStatus) -> None:
-        """Take another status, of which the executor is to be told."""
+        """Set a status, which the next schedule is to carry."""
         self.status, self.seq = status, None
 
     def to_row(self) -> RowRequest:

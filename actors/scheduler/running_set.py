@@ -10,41 +10,41 @@ from hearth.actors.settings import PolicySettings, Reloadable
 _LESS = 4
 _BEGINNING_S = 0.5
 MEMORY_S = 60.0
-"""The time constant with which the use of places is forgotten."""
+"""Time constant in seconds with which the use of slots is forgotten."""
 _FORGOTTEN_S = 0.01
 
 
 class _Usage:
-    """Seconds for which clients have had places of late; what lies `MEMORY_S` back counts 1/e."""
+    """Seconds for which clients have had slots of late; those `MEMORY_S` ago count 1/e."""
 
     def __init__(self) -> None:
         # By client: the seconds that it has used, as of a moment.
         self._used: dict[int, tuple[float, float]] = {}
 
     def add(self, client: int, placed: float, now: float) -> None:
-        """Count a place that the client had from `placed` until `now`."""
+        """Count a slot that the client had from `placed` until `now`."""
         self._used[client] = (self.of(client, now) + _held(placed, now), now)
 
     def of(self, client: int, now: float) -> float:
-        """The seconds that the client has used, but for the places that it has now."""
+        """Seconds that the client has used, without the slots that it has now."""
         seconds, then = self._used.get(client, (0.0, now))
         return seconds * math.exp((then - now) / MEMORY_S)
 
     def forget(self, now: float) -> None:
-        """Drop the clients that have used nothing of late."""
+        """Remove the clients that have used nothing of late."""
         for client in [one for one in self._used if self.of(one, now) < _FORGOTTEN_S]:
             del self._used[client]
 
 
 def _held(placed: float, now: float) -> float:
-    """The seconds that count of a place held from `placed` until `now`."""
+    """Seconds that count of a slot held from `placed` until `now`."""
     return -MEMORY_S * math.expm1((placed - now) / MEMORY_S)
 
 
 class RunningSet:
-    """The requests at the executor, with places and without; no clock, no I/O.
+    """The requests at the executor, with slots and without; no clock, no I/O.
 
-    A row stays until the executor has said what became of it, or has died.
+    A row stays until an output says that it ended or left, or the executor has died.
     """
 
     def __init__(self, settings: Reloadable[PolicySettings]) -> None:
@@ -53,7 +53,7 @@ class RunningSet:
         self._rows: dict[int, RequestState] = {}
         self._usage = _Usage()
         self.slots = 0
-        # Who takes a first place, until it has been lined up.
+        # The request of a claim, until it has been scheduled.
         self.claimant: RequestState | None = None
 
     def __len__(self) -> int:
@@ -64,12 +64,12 @@ class RunningSet:
 
     @property
     def hold_s(self) -> float:
-        """How long a row may hold its place while others wait."""
+        """Seconds for which a row may hold its slot while others wait."""
         return self._settings.current.hold_s
 
     @property
     def closed(self) -> bool:
-        """Whether a row is held that runs alone."""
+        """True if a row is held that runs alone."""
         return len(self._rows) == 1 and next(iter(self)).alone
 
     @property
@@ -80,35 +80,35 @@ class RunningSet:
 
     @property
     def staying(self) -> list[RequestState]:
-        """The placed rows that nobody has asked to leave."""
+        """The placed rows that are not to leave."""
         return [row for row in self if row.status is RequestStatus.RUNNING]
 
     @property
     def waiting(self) -> list[RequestState]:
-        """The scheduled rows for which there is no place yet: they wait as those of the queue."""
+        """The scheduled rows for which there is no slot yet: they count as waiting."""
         behind = sum(not row.ends for row in self) - self.slots
         return self.scheduled[-behind:] if behind > 0 else []
 
     @property
     def unplaced(self) -> int:
-        """How many rows have no place, those included that are on their way back."""
+        """Number of rows without a slot, including those on their way back."""
         return sum(not row.has_slot for row in self)
 
     @property
     def running(self) -> int:
-        """How many places are taken by requests that go on."""
+        """Number of slots taken by requests that go on."""
         running = sum(row.has_slot and not row.ends for row in self)
-        # A place is given away while the last token of its row is still being told.
+        # A slot is reused while the last token of its row is still on its way.
         return min(running, self.slots)
 
     def next_of(
         self, heads: Sequence[tuple[float, RequestState]], now: float
     ) -> tuple[float, float, RequestState] | None:
-        """Who of these first requests of clients is to be lined up next: order, arrival, request.
+        """The next to schedule of the first requests of clients: order, arrival, request.
 
-        That is the `claimant`, before all others, where it is among them. Else it is who came
+        That is the `claimant`, before all others, if it is among them. Else it is the one that came
         first; but a client that has had much less than another goes before that one, until it has
-        as many places.
+        as many slots.
         """
         if not heads:
             return None
@@ -116,7 +116,7 @@ class RunningSet:
         scheduled = self.scheduled
         ranked = []
         for place, (arrival, entry) in enumerate(heads):
-            # Who stands behind the first of the heads comes before others in its turn.
+            # A request behind the first of the heads comes before others in its turn.
             passed = [row.order for row in scheduled if shares.passes(entry, row)]
             if place and shares.passes(entry, heads[0][1]):
                 passed.append(heads[0][0])
@@ -130,12 +130,12 @@ class RunningSet:
         return order, arrival, entry
 
     def used(self, client: int, now: float) -> float:
-        """For how many seconds of late a client has had places."""
+        """Seconds of late for which a client has had slots."""
         rows = [row.placed for row in self if row.client == client and row.placed is not None]
         return self._usage.of(client, now) + sum(_held(placed, now) for placed in rows)
 
     def add(self, row: RequestState) -> None:
-        """Take in a row that has been lined up."""
+        """Add a row that has been scheduled."""
         self._rows[row.rid] = row
         if row is self.claimant:
             self.claimant = None
@@ -145,19 +145,19 @@ class RunningSet:
         return self._rows.get(rid)
 
     def remove(self, rid: int, now: float) -> None:
-        """Take out a row that has left."""
+        """Remove a row that has left."""
         row = self._rows.pop(rid)
         if row.placed is not None:
             self._usage.add(row.client, row.placed, now)
             self._usage.forget(now)
 
     def clear(self) -> list[RequestState]:
-        """Take all rows out."""
+        """Remove all rows, and return them."""
         rows, self._rows = list(self), {}
         return rows
 
     def next_in(self) -> RequestState | None:
-        """The first scheduled row for which no place is free nor about to be; None when none is."""
+        """The first scheduled row for which no slot is free or about to be; None if none is."""
         placed = [row for row in self if row.has_slot]
         if len(placed) < self.slots:
             return None
@@ -165,9 +165,9 @@ class RunningSet:
         return next(iter(self.scheduled[ahead:]), None)
 
     def behind(self, held: RequestState) -> float:
-        """Where a row stands once it has given way to the first that waits.
+        """Time of arrival with which a row is queued once preempted for the first that waits.
 
-        It stands right behind a higher priority; else it has had its time, and stands behind all.
+        That is right behind a higher priority; else it has had its time, and goes behind all.
         """
         first = self.next_in()
         if first is None or first.priority <= held.priority:
@@ -177,11 +177,11 @@ class RunningSet:
     def release_times(
         self, arrival: float, priority: int, hold_s: float
     ) -> list[tuple[float, RequestState]]:
-        """From when on each placed row gives way to one that waits, of this arrival and priority.
+        """Times at which each placed row is preempted for a request of this arrival and priority.
 
-        A row holds its place for `hold_s`, unless the other has a higher priority, and until it
-        would stand behind it when put back. One whose prompt is still read would not leave soon:
-        it is asked only where all others are like it.
+        A row holds its slot for `hold_s`, unless the other has a higher priority, and until it
+        would be queued behind it. One that is still prefilling would not leave soon: it is chosen
+        only if all are.
         """
         times = []
         for held in [row for row in self.staying if row.begun is not None] or self.staying:
@@ -191,19 +191,19 @@ class RunningSet:
         return times
 
     def batch_release_times(self, order: float) -> list[tuple[float, RequestState]]:
-        """From when on all rows of a synchronous batch give way to one that waits."""
+        """Times at which the rows of a synchronous batch are preempted for one that waits."""
         staying = self.staying
         if not staying:
             return []
         due = min(held.placed or 0.0 for held in staying) + self.hold_s
         if len(staying) == self.slots:
-            # A full batch goes on until its lowest row, put back, would stand behind the other.
+            # A full batch goes on until its lowest row would be queued behind the other.
             due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
         return [(due, held) for held in staying]
 
 
 class _Shares:
-    """What clients have and have had, for one decision."""
+    """Slots of clients, now and of late, for one decision."""
 
     def __init__(self, running: RunningSet, now: float) -> None:
         placed = [row for row in running if row.has_slot]
@@ -213,9 +213,9 @@ class _Shares:
         self._used: dict[int, float] = {}
 
     def passes(self, entry: RequestState, other: RequestState) -> bool:
-        """Tell whether one goes before the other: it has fewer places and has had much less."""
+        """True if one goes before the other: it has fewer slots and has had much less."""
         one, two = entry.client, other.client
-        # As those that are lined up get places the other loses as many.
+        # As those that are scheduled get slots the other loses as many.
         soon = self._lined_up[one] + 1
         return (
             one != two
@@ -231,14 +231,14 @@ class _Shares:
 
 
 def much_less(used: float, other: float) -> bool:
-    """Tell whether a client has had places for less than a quarter of another's time.
+    """True if a client has had slots for less than a quarter of another's time.
 
-    That says nothing of two that have only just begun.
+    It is False of two that have only just begun.
     """
     return _LESS * (used + _BEGINNING_S) < other
 
 
 def withdraw(rows: Iterable[RequestState]) -> None:
-    """Want rows back, if they have no places yet."""
+    """Take back the offers of rows, unless these have slots by then."""
     for row in rows:
         row.turn(RequestStatus.WITHDRAWING)

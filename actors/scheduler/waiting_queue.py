@@ -11,7 +11,7 @@ from hearth.actors.scheduler.request_state import RequestState, RequestStatus
 
 @dataclass(slots=True)
 class _Line:
-    """What one client has waiting for an adapter, in order; `head` is the first, if it is known."""
+    """Waiting requests of one client for one adapter, in order; `head` is the first, if known."""
 
     prompt_tokens: int = 0
     order: list[tuple[float, int]] = field(default_factory=list)
@@ -22,7 +22,7 @@ class WaitingQueue:
     """Waiting requests in order of priority with ageing: first come, first served.
 
     A request that waits `ageing_s` seconds counts as one priority higher: the order of two is that
-    of their virtual arrivals. A client has a line for each adapter. All have one status.
+    of their virtual arrivals. A client has a line for each adapter. All requests have `status`.
     """
 
     def __init__(self, ageing_s: float, status: RequestStatus = RequestStatus.WAITING) -> None:
@@ -34,7 +34,7 @@ class WaitingQueue:
         self._deadlines: dict[int, float] = {}
         self.prompt_tokens = 0
         self.adapters: Counter[str] = Counter()
-        """How many wait for each adapter, of those for which any do."""
+        """Number of waiting requests by adapter, without zeros."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -46,22 +46,22 @@ class WaitingQueue:
         return rid in self._entries
 
     def get(self, rid: int) -> RequestState | None:
-        """The request of this number; None where it does not wait."""
+        """The request of this number; None if it does not wait."""
         return self._entries.get(rid)
 
     @property
     def oldest(self) -> float | None:
-        """When the request that waits longest came; None when none waits."""
+        """Time at which the request that waits longest came; None if none waits."""
         return min((entry.queued for entry in self), default=None)
 
     @property
     def first(self) -> RequestState | None:
-        """The request that is next; None when none waits."""
+        """The request that is next; None if none waits."""
         return self._entries[self._heads[0][1]] if self._heads else None
 
     @property
     def order(self) -> float:
-        """The virtual arrival of the request that is next; infinite when none waits."""
+        """Virtual arrival of the request that is next; infinite if none waits."""
         return self._heads[0][0] if self._heads else math.inf
 
     @property
@@ -74,15 +74,15 @@ class WaitingQueue:
         return sum(line.prompt_tokens for line in self._lines.get(client, {}).values())
 
     def count_of(self, client: int) -> int:
-        """How many requests a client has waiting."""
+        """Number of requests that a client has waiting."""
         return sum(len(line.order) for line in self._lines.get(client, {}).values())
 
     def virtual_arrival(self, priority: int, since: float) -> float:
-        """When a request of priority 0 must have come to stand where this one stands."""
+        """Arrival of a request of priority 0 that would have the same order as this one."""
         return since - priority * self._ageing_s
 
     def push(self, entry: RequestState) -> None:
-        """Add a request, where it stands by its priority and by when it queued."""
+        """Add a request, ordered by its priority and by the time since which it is queued."""
         line = self._lines.setdefault(entry.client, {}).setdefault(entry.adapter, _Line())
         self._entries[entry.rid] = entry
         entry.status, entry.placed, entry.begun = self._status, None, None
@@ -121,7 +121,7 @@ class WaitingQueue:
         return [entry for rid in expired if (entry := self.remove(rid)) is not None]
 
     def _settle(self, entry: RequestState, line: _Line) -> None:
-        """Note who is first of this request's line now."""
+        """Update the head of this request's line."""
         if line.head is not None:
             del self._heads[bisect_left(self._heads, line.head)]
         if not line.order:
@@ -138,7 +138,7 @@ class WaitingQueue:
 
 
 class RequestQueues:
-    """All requests that wait: `unready` ones for the embeddings of images, others for a place."""
+    """The waiting requests: `unready` ones wait for embeddings of images, others for a slot."""
 
     def __init__(self, ageing_s: float) -> None:
         self.queue = WaitingQueue(ageing_s)
@@ -170,7 +170,7 @@ class RequestQueues:
         return self.queue.tokens_of(client) + self.unready.tokens_of(client)
 
     def push(self, entry: RequestState) -> None:
-        """Add a request, behind all of its client and priority that wait for the same."""
+        """Add a request to the queue of what it waits for."""
         (self.unready if entry.images else self.queue).push(entry)
 
     def remove(self, rid: int) -> RequestState | None:
