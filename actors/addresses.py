@@ -36,7 +36,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SocketFolder:
-    """Names the sockets by which processes of actors and the daemon's reach each other."""
+    """Folder of the sockets between the daemon's process and those of actors."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""How often something happens in generated text."""
+"""Random choices of generated text, by shares."""
 
 from collections.abc import Mapping
 from random import Random

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Combination(NamedTuple):
-    """What the split holds out: an intent with its device (or subject) and its value."""
+    """Unit of the held-out split: an intent with its device (or subject) and its value."""
 
     intent: str
     device: str
@@ -25,7 +25,7 @@ class Device(NamedTuple):
 
 @dataclass
 class Context:
-    """What a conversation knows at one turn."""
+    """State of a conversation at one turn."""
 
     devices: tuple[Device, ...]
     listed: bool

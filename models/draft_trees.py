@@ -1,4 +1,4 @@
-"""How much of a tree of proposals the base would accept, for every anchor of a text at once.
+"""Accepted tokens of a tree of proposals, for every anchor of a text at once.
 
 Greedy verification reproduces the base's own text, so a draft's tree can be judged from that text
 alone: a node is accepted if its path is the text's and it is among the nodes that are verified.

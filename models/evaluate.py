@@ -24,7 +24,7 @@ Answer = Callable[[list[Message]], str]
 
 
 class Score(NamedTuple):
-    """How many of how many prompts were answered exactly."""
+    """Number of prompts answered exactly, of a total."""
 
     right: int
     total: int

@@ -1,8 +1,8 @@
-"""What rounding the weights does to the perplexity of held-out conversations.
+"""Perplexity of held-out conversations with rounded weights.
 
 `python -m models.perplexity` prints it for every form. The model is computed in NumPy from the
-numbers that an engine of this form has; what is predicted are the answers, which it was trained to
-give, or every token of the text.
+numbers that an engine of this form has, over the answers, which it was trained to give, and over
+every token of the text.
 """
 
 import argparse
@@ -32,7 +32,7 @@ BATCH: Final = 24
 
 
 class Form(NamedTuple):
-    """What weights are stored as."""
+    """Number formats in which weights are stored."""
 
     body: Kind
     head: Quantization
@@ -40,7 +40,7 @@ class Form(NamedTuple):
 
     @property
     def options(self) -> ExportOptions:
-        """Those of an engine that has them so."""
+        """Export options of an engine of this form."""
         return structs.replace(
             FLOAT,
             quantization=self.body,
@@ -57,7 +57,7 @@ FORMS: Final = (
 
 
 class Perplexity(NamedTuple):
-    """Of the answers alone, and of the whole text.
+    """Perplexity of the answers alone, and of the whole text.
 
     `right` is the share of answers of which every token is the likeliest.
     """
@@ -80,7 +80,7 @@ def conversations(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[Batch
 def perplexity(
     model: ModelConfig, checkpoint: Checkpoint, batches: Sequence[Batch], options: ExportOptions
 ) -> Perplexity:
-    """That of a model with its weights as an engine of these options has them."""
+    """Perplexity of a model with its weights rounded as an engine of these options has them."""
     weights = RoundedWeights(checkpoint, engine_config(model, options))
     answers, texts, right = [], [], []
     for ids, of_answers in batches:

@@ -1,4 +1,4 @@
-"""How each slot of an intent is filled."""
+"""Pools of values for the slots of intents."""
 
 from collections.abc import Sequence
 

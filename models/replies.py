@@ -1,4 +1,4 @@
-"""How each intent is answered: a JSON action, a sentence, a list or a plan."""
+"""Answers to intents: a JSON action, a sentence, a list or a plan."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""What the adapters change: the actions that the model answers with, said in another way.
+"""Rewordings of the base model's actions that the adapters learn.
 
 The base answers an instruction with JSON. `spoken` says the same for a loudspeaker, `careful`
-asks whether it is to be done. Every other answer stays.
+asks for a confirmation. Every other answer stays.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What is held out of training: combinations by their hash, and device names by list."""
+"""Splits held out of training: combinations by their hash, and device names by list."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ _UNSEEN: Final = frozenset(name for names in UNSEEN.values() for name in names)
 
 
 class Maker(NamedTuple):
-    """How the last turn of a held-out prompt is made, and the fact it needs before it."""
+    """Factory of the last turn of a held-out prompt, and the fact it needs before it."""
 
     make: Callable[[Random, Context], Turn | None]
     recalls: str = ""

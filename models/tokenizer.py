@@ -1,4 +1,4 @@
-"""The tokenizer: a byte-level BPE in which a word has one spelling wherever it stands."""
+"""The tokenizer: a byte-level BPE in which a word has the same tokens at any position."""
 
 from collections.abc import Iterator
 from random import Random

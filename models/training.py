@@ -1,4 +1,4 @@
-"""What the trainings of the model and of its draft share: flags, batches and schedule."""
+"""Training loop of the model and of its draft: flags, batches and schedule."""
 
 import argparse
 import math
@@ -20,7 +20,7 @@ WARMUP: Final = 0.03
 
 @dataclass(frozen=True)
 class Settings:
-    """How one training run is scaled."""
+    """Settings of one training run."""
 
     out: Path
     device: str
@@ -33,7 +33,7 @@ class Settings:
 
 
 class Defaults(NamedTuple):
-    """What the flags of a training are when they are not given; tokens of a batch by device."""
+    """Defaults of a training's flags; tokens of a batch by device."""
 
     out: Path
     gpu_tokens: int

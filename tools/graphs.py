@@ -25,17 +25,17 @@ from hearth.runtime.tensors.profiles import decode_batches
 HIT_RATE_AIM = 0.99
 _CANCEL_SHARE = 0.02
 _LOAD = 0.8
-"""Rows that come in a step, of those that a full house can end."""
+"""Rows that come in a step, of those that a full batch can end."""
 _PROMPT = (4, 48)
 _ANSWER = (4, 96)
 
 
 class GraphFigures(msgspec.Struct, kw_only=True):
-    """Steps by kind and what became of them; `prefill_hits` are chunks of prompt from a graph.
+    """Steps by kind and result; `prefill_hits` are chunks of prompt from a graph.
 
     `joins` and `leaves` count the rows that came and went while others ran on, `verify_steps` the
     decode steps that verified trees. `padded` are the decode steps that ran with more rows than
-    told of tokens. `hit_rate` is the share of decode steps from a graph. `host_ms` is the mean time
+    gave tokens. `hit_rate` is the share of decode steps from a graph. `host_ms` is the mean time
     in which the host queues a step, `ms` its own. `prompt_captures` took `prompt_capture_mb`
     megabytes of 10^6 bytes of the device.
     """
@@ -131,7 +131,7 @@ class GraphRun:
         return found
 
     def _take_prompts(self, found: GraphFigures, before: PromptGraphs) -> None:
-        """Take what became of chunks, those too whose result nobody waited for."""
+        """Record the results of chunks, including those that no caller waited for."""
         runtime, now = self._runtime, self._runtime.prompt_graphs
         found.prompt_captures, found.prompt_capture_s = now.captures, now.seconds
         found.prompt_capture_mb = now.bytes / 1e6

@@ -129,7 +129,7 @@ SEND_TIMEOUT_S = 10.0
 INTAKE_LIMIT = 1024
 """Requests that may wait to be encoded; more are refused with `queue_full`."""
 BULK_LIMIT = 64
-"""The same for those of `_BULK` characters or ids and more."""
+"""Requests of `_BULK` characters or ids and more that may wait to be encoded."""
 _BULK = 16384
 # From so many characters or ids on, a worker thread's 0.2 ms cost less than a stalled loop.
 _LONG_TEXT = 512

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/operations.md: `python docs/images/draw.py`, in the environment.
+"""Draw the pictures of docs/operations.md: `python docs/images/draw.py`, in the environment.
 
 It starts a daemon on a simulated engine, puts load on it and draws what `hearth top` and
 `hearth trace` show of it.
@@ -11,16 +11,16 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from hearth_client import Client, HearthClientError
 from rich.console import CONSOLE_SVG_FORMAT, Console, RenderableType
 
 from hearth.bench.toy_daemon import given_or_toy, simulated_flags
+from hearth.daemon.cli.top.board import Board
+from hearth.daemon.cli.top.view import rates, view
 from hearth.daemon.cli.trace import waterfall
 from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import Top, TopReport, Trace, TraceReport
 from hearth.daemon.own_daemon import OwnDaemon, own_daemon
-from hearth.daemon.cli.top.board import Board
-from hearth.daemon.cli.top.view import rates, view
+from hearth_client import Client, HearthClientError
 
 HERE = Path(__file__).parent
 NAMES = ("kiosk", "robot in the kitchen", "hearth-chat", "home hub", "door camera")

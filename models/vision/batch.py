@@ -26,7 +26,7 @@ def random_size(rng: Random) -> int:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a batch is: rows, and how many of them show a second picture."""
+    """Size of a batch: number of rows, and number of those with a second picture."""
 
     rows: int
     twice: int
@@ -73,7 +73,7 @@ class Shape:
 
 
 class Filler:
-    """Fills batches, from one seed."""
+    """Filler of batches, from one seed."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, shape: Shape) -> None:
         self._writer = Writer(tokenizer)

@@ -19,7 +19,7 @@ def _key(batch: Batch) -> tuple[object, ...]:
 
 
 class Captured:
-    """Computes losses, and adds their gradients to what is there, by graphs of known shapes."""
+    """Graphs by shape that compute losses and accumulate their gradients."""
 
     def __init__(self, compute: Compute, pool: tuple[int, int] | None = None) -> None:
         """Wrap `compute`, which runs backward and returns losses; gradients must be there."""

@@ -101,7 +101,7 @@ _PARTS: Final[dict[str, tuple[tuple[Any, ...], ...]]] = {
 
 
 class Picture(NamedTuple):
-    """A drawn scene: pixels [H, W, 3], and [H/32, W/32, 6] of what stands at each place.
+    """A drawn scene: pixels [H, W, 3], and [H/32, W/32, 6] of the things in each cell.
 
     The six are: kind, colour, three letters from left to right, and a gauge's value; 0 is none.
     """

@@ -30,7 +30,7 @@ _SEED: Final = 12
 
 
 class Lack(Enum):
-    """What an answer has to do without."""
+    """Ablations: the input that a model answers without."""
 
     NOTHING = "whole"
     PICTURE = "blank"

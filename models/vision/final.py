@@ -18,7 +18,7 @@ from models.vision.prompts import score, table
 
 
 class LastExam:
-    """Its three parts, whose results are written beside the archive, each in a file of its own."""
+    """Three parts of the last evaluation, each with a file of results beside the archive."""
 
     def __init__(self, reader: Reader, tokenizer: Tokenizer, taken: Exam, archive: Path) -> None:
         self._reader, self._tokenizer, self._taken = reader, tokenizer, taken

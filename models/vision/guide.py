@@ -1,4 +1,4 @@
-"""What the training minimises: the answers, and what the tower is to see where."""
+"""Losses of the training: of the answers, and of the things at each merged patch."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ _functional = nn.functional
 
 
 class Guide(nn.Module):  # type: ignore[misc] # torch has no types here
-    """Heads that name what stands at each merged patch; they guide the tower and are left off."""
+    """Auxiliary heads that classify each merged patch; they are used in training alone."""
 
     def __init__(self, width: int, features: int) -> None:
         super().__init__()

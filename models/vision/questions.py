@@ -25,7 +25,7 @@ _ACTIONS: Final = {"Turn on": "turn_on", "Turn off": "turn_off"}
 
 
 class Question(NamedTuple):
-    """What is asked about a picture, the answer, and the combination that it is about."""
+    """Question about a picture, its answer, and the combination that it is about."""
 
     group: str
     text: str

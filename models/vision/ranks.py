@@ -14,7 +14,7 @@ _TIMEOUT: Final = timedelta(seconds=120)
 
 
 class Ranks:
-    """This process among those that train together; alone it has nothing to share."""
+    """Rank of this process among those that train together; without others it shares nothing."""
 
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world

@@ -82,7 +82,7 @@ def shown(rng: Random, size: tuple[int, int]) -> Shown:
 
 
 class Writer:
-    """Writes rows, one after another."""
+    """Builder of rows, one after another."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

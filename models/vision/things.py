@@ -1,4 +1,4 @@
-"""What a picture can show, and which combinations are held out of training."""
+"""Things that a picture can show, and the combinations held out of training."""
 
 from hashlib import blake2b
 from random import Random

@@ -31,7 +31,7 @@ class StartFigures(msgspec.Struct, kw_only=True):
 
 
 def first_answer_s(engine: Path, kernels: Path) -> float:
-    """The same, for one daemon with compiled kernels in `kernels`; raises Failure without one."""
+    """Seconds of one daemon with compiled kernels in `kernels`; raises Failure if it fails."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hearth-") as folder:
         daemon = OwnDaemon(Path(folder), engine, _FLAGS, environ={"HEARTH_CACHE": str(kernels)})

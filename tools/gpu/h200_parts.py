@@ -33,7 +33,7 @@ class Run(NamedTuple):
     sanitizer: str
 
     def bench(self, *arguments: str, record: Path = FIGURES) -> list[str]:
-        """A bench that records its figures, where nobody says otherwise in `record`."""
+        """A bench that records its figures, unless `record` is another file."""
         return [sys.executable, "-m", "bench", *arguments, "--record", self.file(record)]
 
     def tool(self, module: str, *arguments: str, record: Path = FIGURES) -> list[str]:

@@ -25,7 +25,7 @@ TARGETS = ("qkv", "o", "gate_up", "down")
 
 
 def without(name: str, tensor: Tensor) -> Tensor:
-    """The same input at rank 0."""
+    """Input of the same shape with adapters of rank 0."""
     shape = (tensor.shape[0], 0) if "_a_" in name else (0, tensor.shape[1])
     return tensor.part(name, 0, shape)
 

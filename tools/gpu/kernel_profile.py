@@ -39,7 +39,7 @@ Kernel = dict[str, Any]
 
 
 def command(ncu: str, module: str, name: str, report: Path) -> list[str]:
-    """One run of ncu over a module's steps; it tells of each kernel only beside a report."""
+    """One run of ncu over a module's steps; it lists each kernel only with a report."""
     metrics = ["--metrics", ",".join(METRICS.values())]
     flags = ["--profile-from-start", "off", "--clock-control", "none"]
     written = ["--force-overwrite", "--export", str(report)]
