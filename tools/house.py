@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[1]
 SMALL_LINES = 100
 LONG_LINES = 60
 FORBIDDEN_OPENING = re.compile(
-    r"(?:How|It|Its|Likewise|Of|That|Their|These|They|This|Those|What|When|Where|Whether|Which|Who"
-    r"|Whose|Why)\b"
+    r"(?:How|It|Its|Likewise|Of|So|That|Their|These|They|This|Those|What|When|Where|Whether|Which"
+    r"|Who|Whom|Whose|Why)\b"
 )
-"""First words of no docstring: it begins with a noun, or with a verb in the imperative."""
+"""First words of no docstring, which begins with a noun or an imperative verb."""
 _ARCHITECTURE = "docs/architecture.md"
 _HOPS = "tools/hops.py"
 _BLOCK = r"^```request {}\n(.*?)^```$"

@@ -1,0 +1,22 @@
+import pytest
+
+from tests.tools.trees import repository
+from tools.house import FORBIDDEN_OPENING, count_docstrings
+
+# Beginnings of the paths that are held; ("",) holds all sources.
+HELD = ("actors/", "models/", "tools/")
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+    found = count_docstrings(repository()).found
+    assert not [place for place in found if place.startswith(HELD)]
+
+
+@pytest.mark.parametrize("text", ["What it is.", "Whether it is.", "So it is.", "Those of a row."])
+def test_an_opening_without_a_subject_is_found(text: str) -> None:
+    assert FORBIDDEN_OPENING.match(text)
+
+
+@pytest.mark.parametrize("text", ["Offset of a slot.", "Item.", "Sort rows.", "Whole rows."])
+def test_words_that_only_begin_like_one_are_not(text: str) -> None:
+    assert not FORBIDDEN_OPENING.match(text)
