@@ -25,7 +25,7 @@ UNSAFE_METHODS = {"recv_pyobj", "send_pyobj"}
 # Runs the code blocks of our own pages, which is what it is for.
 EXAMPLES = "tests.clients.test_examples"
 # A TensorRT builder may need another Python than ours: it is the one program that the runtime runs.
-BUILDER = "hearth.runtime.export.tensorrt.plan"
+BUILDER = "runtime.export.tensorrt.plan"
 
 
 def files_of(room: str) -> list[SourceFile]:
@@ -98,7 +98,7 @@ def test_only_its_command_names_the_bench() -> None:
         for node in file.nodes
         if isinstance(node, ast.Constant) and str(node.value).startswith("hearth.bench.")
     ]
-    assert naming == ["hearth.daemon.cli"]
+    assert naming == ["daemon.cli"]
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
