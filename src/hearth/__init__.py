@@ -1,1 +1,1 @@
-"""The daemon Hearth: `runtime`, `actors`, `daemon` and `bench` are links to the folders at the top."""
+"""The daemon Hearth; its packages are links to the folders at the top of the repository."""

@@ -152,7 +152,7 @@ async def test_what_nobody_waits_for_any_more_is_not_kept(*, served: bool) -> No
     with anyio.move_on_after(0.01) as waited:
         await house.ask(AddAdapter("a", "/s"))
     assert waited.cancelled_caught
-    assert house.folder.kept == house.keeper.names == []
+    assert house.folder.kept == house.store.names == []
     first = SetAdapter("a", None) if served else SetAdapter("a", "/adapters/a")
     assert house.told == [first, SetAdapter("a", None)]
 
@@ -165,9 +165,9 @@ async def test_without_an_executor_the_next_one_finds_what_is_kept() -> None:
     assert house.store.names == ["b"]
     assert not house.told
     # It read the folder before that.
-    house.keeper.executor_ready({"a": ""})
+    house.store.executor_ready({"a": ""})
     assert house.told == [SetAdapter("a", None), SetAdapter("b", "/adapters/b")]
-    assert house.keeper.names == ["b"]
+    assert house.store.names == ["b"]
 
 
 async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_executor_found() -> (
@@ -176,9 +176,9 @@ async def test_another_one_of_the_same_name_takes_the_place_of_what_a_starting_e
     house = House("a")
     await house.ask(RemoveAdapter("a"))
     await house.ask(AddAdapter("a", "/other"))
-    house.keeper.executor_ready({"a": ""})
+    house.store.executor_ready({"a": ""})
     assert house.told == [SetAdapter("a", None), SetAdapter("a", "/adapters/a")]
-    assert house.keeper.names == ["a"]
+    assert house.store.names == ["a"]
     house.told.clear()
     house.store.executor_ready({"a": ""})
     assert house.told == []
