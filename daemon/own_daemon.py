@@ -56,12 +56,12 @@ class OwnDaemon:
 
     @property
     def executor(self) -> int | None:
-        """Its executor's process; None while there is none."""
+        """Process id of its executor; None while there is none."""
         return self._actor("executor")
 
     @property
     def encoder(self) -> int | None:
-        """Its encoder's process; None while there is none."""
+        """Process id of its encoder; None while there is none."""
         return self._actor("encoder")
 
     def _actor(self, role: str) -> int | None:
@@ -81,7 +81,7 @@ class OwnDaemon:
         return self._log.read_text(errors="replace")
 
     def wait(self, seconds: float) -> int:
-        """Its exit code, once it has ended; raises Failure when it runs on."""
+        """Exit code, once it has ended; raises Failure when it runs on."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:

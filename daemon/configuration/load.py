@@ -19,7 +19,7 @@ OLD_NAMES: dict[str, Any] = {
     "drafting_step": Annotated[int, Meta(ge=0, le=30)],
     "verify_tree_size": Annotated[int, Meta(ge=0, le=128)],
 }
-"""Their types; 0 is as if it were not given."""
+"""Types of the old settings; 0 counts as not given."""
 
 
 def tree_of(sizes: Mapping[str, int]) -> EagleDraftingConfig | None:

@@ -1,4 +1,3 @@
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,28 +19,10 @@ from hearth.runtime.executor.engine import (
     IOTensor,
     SelfContained,
 )
+from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.memory.system import release_free_memory
 from hearth.runtime.onnx_runtime import check_version
 from hearth.runtime.packages import version_numbers
-
-_TOPOLOGY = Path("/sys/devices/system/cpu")
-
-
-def physical_cores(topology: Path = _TOPOLOGY) -> int:
-    """Cores that this process may use, hyper-threads of one core counted once."""
-    allowed = os.sched_getaffinity(0)
-    cores = {_core_of(topology, cpu) for cpu in allowed}
-    return max(1, len(cores))
-
-
-def _core_of(topology: Path, cpu: int) -> str:
-    siblings = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-    try:
-        return siblings.read_text().strip()
-    except OSError:
-        # Some containers report no topology: every logical processor counts as a core.
-        return str(cpu)
-
 
 BOUNDED_SPIN_SINCE = (1, 31)
 """ONNX Runtime that is known to bound the time a thread spins."""

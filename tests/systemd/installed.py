@@ -32,7 +32,7 @@ _SITE = Path(sysconfig.get_path("purelib"))
 BOUND = {ROOT: f"{FOLDER}/source", _SITE: f"{FOLDER}/packages", Path(sys.base_prefix): _BASE}
 """What a machine has to show; the interpreter too, which may lie in a home folder."""
 _COMPILED = "; ".join(
-    f"import hearth.{module}"
+    f"import {module}"
     for module in (
         "hearth.actors.host",
         "hearth.actors.executor.open",

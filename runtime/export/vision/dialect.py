@@ -72,7 +72,7 @@ class VisionDialect(Operators, ABC):
 
     @abstractmethod
     def gelu_tanh(self, x: ir.Value) -> ir.Value:
-        """Its approximation by a hyperbolic tangent."""
+        """GELU, approximated by a hyperbolic tangent."""
 
     @abstractmethod
     def rotate(self, heads: ir.Value) -> ir.Value:

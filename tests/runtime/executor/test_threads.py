@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.runtime.executor.onnx_engine import physical_cores
+from hearth.runtime.executor.threads import physical_cores
 
 
 def _topology(folder: Path, siblings: dict[int, str]) -> Path:

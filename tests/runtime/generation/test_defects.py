@@ -19,17 +19,17 @@ from tests.runtime.generation.test_speculative import CONFIG, NODES, drain, expe
 
 CAUGHT_BY = {
     "sampling is forced greedy": (
-        "decoding.test_defects.test_sampling_that_is_forced_greedy_is_caught",
+        "generation.test_defects.test_sampling_that_is_forced_greedy_is_caught",
         "sampling.test_lossless.test_a_mistaken_sampler_fails_the_same_check",
     ),
     "accepted tokens pass the limit": (
-        "decoding.test_defects.test_tokens_beyond_the_limit_are_caught",
+        "generation.test_defects.test_tokens_beyond_the_limit_are_caught",
     ),
     "hidden states are compacted in place": (
         "device.test_tree_rounds.test_hidden_states_gathered_in_place_are_caught",
     ),
     "the room for a tree does not follow its size": (
-        "decoding.test_defects.test_a_tree_beyond_the_capacity_is_caught",
+        "generation.test_defects.test_a_tree_beyond_the_capacity_is_caught",
     ),
     "equal scores have no order": (
         "device.test_tree_proposals.test_an_unstable_order_of_equal_scores_is_caught",
