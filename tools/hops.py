@@ -27,7 +27,7 @@ from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import RequestOptions, RowRequest
-from tests.actors.executor_house import open_house
+from tests.actors.executor.harness import open_harness
 
 ROOT = Path(__file__).parents[1]
 _ROOMS = ("actors", "runtime")
@@ -122,16 +122,16 @@ def profile_turn(model: Path) -> Turn:
         options = RequestOptions(max_tokens=_TOKENS, ignore_eos=True)
         prompt = list(range(5, 5 + _PROMPT_TOKENS))
         profile = TurnProfile()
-        with open_house(runtime) as house:
+        with open_harness(runtime) as harness:
             row = RowRequest(token_ids=prompt, prompt_length=len(prompt), options=options)
-            house.offer((1, row))
+            harness.offer((1, row))
             threading.setprofile(profile)
             try:
-                house.start()
+                harness.start()
             finally:
                 # It holds for threads that start later.
                 threading.setprofile(None)
-            house.finish(1)
+            harness.finish(1)
         runtime.close()
     turn = steady_turn(profile.turns)
     if not turn.frames:

@@ -40,10 +40,10 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import RequestOptions, RowRequest
-from tests.actors.mail import next_mail
+from tests.actors.mailboxes import next_mail
 
 
-class House:
+class Harness:
     """The supervisor's and tokenizer's inboxes, and what the process of an executor is told."""
 
     def __init__(self, folder: Path, context: ZmqContext) -> None:
@@ -102,57 +102,57 @@ def argument(config: HostConfig) -> str:
 
 
 @pytest.fixture
-def house(short_folder: Path) -> Iterator[House]:
+def harness(short_folder: Path) -> Iterator[Harness]:
     context: ZmqContext = zmq.Context()
-    made = House(short_folder, context)
+    made = Harness(short_folder, context)
     yield made
     for mailbox in (made.supervisor, made.tokenizer, made.work, made.control):
         mailbox.close()
     context.term()
 
 
-def test_an_actor_process_says_hello_and_tells_what_it_can_do(house: House) -> None:
-    process = house.start(os.getpid())
-    hello = next_mail(house.supervisor, 30)
+def test_an_actor_process_says_hello_and_tells_what_it_can_do(harness: Harness) -> None:
+    process = harness.start(os.getpid())
+    hello = next_mail(harness.supervisor, 30)
     assert hello == ActorHello("executor-1", process.pid)
-    ready = house.wait_until_ready()
+    ready = harness.wait_until_ready()
     assert (ready.name, ready.pid) == ("executor-1", process.pid)
-    stages = list(dict.fromkeys(one.stage for one in house.loading))
+    stages = list(dict.fromkeys(one.stage for one in harness.loading))
     assert stages == ["opening", "capturing", "answering"]
-    assert {one.name for one in house.loading} == {"executor-1"}
+    assert {one.name for one in harness.loading} == {"executor-1"}
     assert ready.limits == ExecutorLimits(3, 63, 64)
     assert (ready.facts["capacity"], ready.facts["backend"]) == (64, "simulated")
     # Where memory ends the system takes the executor, and the daemon lives.
     assert int(Path(f"/proc/{process.pid}/oom_score_adj").read_text()) >= 500
-    house.control.post(Shutdown())
+    harness.control.post(Shutdown())
     assert process.wait(10) == 0
 
 
-def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(house: House) -> None:
-    process = house.start(os.getpid())
-    house.wait_until_ready()
+def test_signals_are_left_to_the_daemon_and_its_word_ends_in_order(harness: Harness) -> None:
+    process = harness.start(os.getpid())
+    harness.wait_until_ready()
     options = RequestOptions(max_tokens=63, ignore_eos=True)
     row = RowRequest(token_ids=[1], prompt_length=1, options=options)
-    house.work.post(Schedule(1, 1, 0, [7], {7: row}))
-    assert next_mail(house.tokenizer, 10)
+    harness.work.post(Schedule(1, 1, 0, [7], {7: row}))
+    assert next_mail(harness.tokenizer, 10)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         process.send_signal(number)
     for _ in range(5):
-        assert isinstance(next_mail(house.tokenizer, 10), StepOutput)
-    house.control.post(Shutdown())
-    while not (message := next_mail(house.tokenizer, 10)).failed:
+        assert isinstance(next_mail(harness.tokenizer, 10), StepOutput)
+    harness.control.post(Shutdown())
+    while not (message := next_mail(harness.tokenizer, 10)).failed:
         pass
     (failed,) = message.failed
     assert (failed.rids, failed.code) == ([7], "shutting_down")
     assert process.wait(10) == 0
 
 
-def test_a_process_of_another_parent_does_not_start(house: House) -> None:
-    assert house.start(parent=1).wait(30) == 1
-    assert next_mail(house.supervisor, 0.1) is None
+def test_a_process_of_another_parent_does_not_start(harness: Harness) -> None:
+    assert harness.start(parent=1).wait(30) == 1
+    assert next_mail(harness.supervisor, 0.1) is None
 
 
-def test_an_actor_dies_with_the_daemon(house: House, tmp_path: Path) -> None:
+def test_an_actor_dies_with_the_daemon(harness: Harness, tmp_path: Path) -> None:
     """Also when the daemon is killed and can tell nobody."""
     script = tmp_path / "daemon.py"
     script.write_text(
@@ -164,9 +164,9 @@ def test_an_actor_dies_with_the_daemon(house: House, tmp_path: Path) -> None:
         """)
     )
     daemon = subprocess.Popen(
-        [sys.executable, script, argument(structs.replace(house.config, parent=0))]
+        [sys.executable, script, argument(structs.replace(harness.config, parent=0))]
     )
-    pid = house.wait_until_ready().pid
+    pid = harness.wait_until_ready().pid
     daemon.kill()
     daemon.wait(10)
     deadline = time.monotonic() + 5
@@ -183,28 +183,28 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_failure_to_load_is_told_with_its_field(house: House) -> None:
-    settings = structs.replace(house.settings, options=RuntimeOptions(max_batch=99))
-    config = structs.replace(house.config, settings=raw(settings))
+def test_a_failure_to_load_is_told_with_its_field(harness: Harness) -> None:
+    settings = structs.replace(harness.settings, options=RuntimeOptions(max_batch=99))
+    config = structs.replace(harness.config, settings=raw(settings))
     with pytest.raises(HearthError):
-        run_actor(config, house.context)
-    assert isinstance(house.next_word(), ActorHello)
-    failed = house.next_word()
+        run_actor(config, harness.context)
+    assert isinstance(harness.next_word(), ActorHello)
+    failed = harness.next_word()
     assert isinstance(failed, ActorFailed)
     assert (failed.name, failed.code, failed.field) == ("executor-1", "invalid_value", "max_batch")
 
 
 def test_an_unexpected_failure_is_told_in_our_words(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_arguments: object) -> None:
         raise ValueError("a library's text")
 
     monkeypatch.setattr("hearth.actors.executor.open.open_executor", fail)
     with pytest.raises(ValueError, match="library"):
-        run_actor(house.config, house.context)
-    house.next_word()
-    failed = house.next_word()
+        run_actor(harness.config, harness.context)
+    harness.next_word()
+    failed = harness.next_word()
     assert isinstance(failed, ActorFailed)
     assert failed.code == "internal"
     assert "library" not in failed.message
@@ -214,7 +214,7 @@ class CounterSettings(msgspec.Struct, forbid_unknown_fields=True):
     size: int
 
 
-def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_further_role_is_one_entry(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     worked: list[str] = []
 
     def prepare(host: Host, settings: CounterSettings) -> ReadyActor:
@@ -222,21 +222,21 @@ def test_a_further_role_is_one_entry(house: House, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(ROLES, "counter", Role(CounterSettings, prepare))
     config = structs.replace(
-        house.config, name="counter-1", role="counter", settings=raw(CounterSettings(7))
+        harness.config, name="counter-1", role="counter", settings=raw(CounterSettings(7))
     )
-    run_actor(config, house.context)
+    run_actor(config, harness.context)
     assert worked == ["counter-1"]
-    assert [house.next_word() for _ in range(2)] == [
+    assert [harness.next_word() for _ in range(2)] == [
         ActorHello("counter-1", os.getpid()),
         ActorReady("counter-1", os.getpid(), {"size": 7}),
     ]
 
 
-def test_a_role_that_nobody_knows_is_told(house: House) -> None:
+def test_a_role_that_nobody_knows_is_told(harness: Harness) -> None:
     with pytest.raises(KeyError):
-        run_actor(structs.replace(house.config, role="cook"), house.context)
-    house.next_word()
-    assert isinstance(house.next_word(), ActorFailed)
+        run_actor(structs.replace(harness.config, role="cook"), harness.context)
+    harness.next_word()
+    assert isinstance(harness.next_word(), ActorFailed)
 
 
 @pytest.mark.parametrize("arguments", [[], ["not json"], ['{"name": 1}']])

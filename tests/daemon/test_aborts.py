@@ -40,7 +40,7 @@ from hearth.daemon.door.sockets import DoorSockets
 from hearth.daemon.door.state import DoorFacts, DoorState
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.text import Tokenizer
-from tests.actors.simulated_executor import SimulatedExecutor
+from tests.actors.scheduler.simulated_executor import SimulatedExecutor
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 ABORTS = 10_000

@@ -29,8 +29,8 @@ from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.pictures import Pictures, VisualPart
 from hearth_client import protocol
-from tests.actors.seeing import IMAGE, Eyes, turn
-from tests.actors.simulation import LIMITS, ready
+from tests.actors.scheduler.simulation import LIMITS, ready
+from tests.actors.tokenizer.vision_inputs import IMAGE, VisionInputs, turn
 from tests.runtime.engine_configs import small_config
 
 SIDE = 2048
@@ -68,13 +68,13 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     tmp_path: Path,
 ) -> None:
     frame = bytes(range(256)) * (FRAME_BYTES // 256)
-    eyes = Eyes(tmp_path, room=2 * FRAME_BYTES)
+    inputs = VisionInputs(tmp_path, room=2 * FRAME_BYTES)
     embeddings, patches = Arena.create("embeddings", 1 << 26), Arena.create("patches", 1 << 25)
     config = structs.replace(small_config(), hidden_size=1024, num_deepstack_features=3)
     store = ArenaEmbeddings(embeddings, config)
     policy = SchedulerPolicy(
         PolicySettings(fill_wait_ms=0.0, queue_tokens=1 << 20),
-        ImageArenas(patches.slots(), embeddings.slots(), eyes.config.patch_bytes, 4 * 4 * 1024),
+        ImageArenas(patches.slots(), embeddings.slots(), inputs.config.patch_bytes, 4 * 4 * 1024),
     )
     limits = structs.replace(LIMITS, max_prompt_tokens=1 << 16, max_total_tokens=1 << 17)
     policy.executor_ready(ready(limits), 0.0)
@@ -83,13 +83,13 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
 
     with no_copy():
         # The one copy: into memory that was there before.
-        visuals = taken(Pictures(eyes.arena), [("messages[0].content[0]", part)], frame)
+        visuals = taken(Pictures(inputs.arena), [("messages[0].content[0]", part)], frame)
         asked = Request(1, turns=[turn(IMAGE)], visuals=visuals)
-        prompt = eyes.images.encode(asked.turns or [], visuals)
-        works = eyes.images.works(prompt, visuals)
+        prompt = inputs.images.encode(asked.turns or [], visuals)
+        works = inputs.images.works(prompt, visuals)
         policy.submit(Request(1, token_ids=prompt.ids, images=works), 0.0)
         (work,) = [one for one in policy.tick(0.0) if isinstance(one, Encode)]
-    assert bytes(eyes.arena.view(work.work.visual.frames[0].slot)) == frame
+    assert bytes(inputs.arena.view(work.work.visual.frames[0].slot)) == frame
     shape = (4, work.work.layout.tokens, 1024)
     written = embeddings.array(work.target, shape, np.dtype(np.float32))
     assert written.nbytes > LITTLE

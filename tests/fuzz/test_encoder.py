@@ -15,9 +15,8 @@ from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecode
 from hearth.actors.messages import DropWork, Encode, EncodeFailed, Patched
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.images import Slot
-from tests.actors.image_requests import work
-from tests.fuzz.doors import DOORS, PER_TYPE
-from tests.fuzz.flat import Flat
+from tests.actors.scheduler.images import work
+from tests.fuzz.doors import DOORS, PER_TYPE, Flat
 from tests.fuzz.mail import Inbox, Outbox
 from tests.fuzz.mutations import mutations
 

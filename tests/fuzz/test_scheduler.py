@@ -24,8 +24,8 @@ from hearth.actors.messages import (
 from hearth.actors.scheduler.actor import SchedulerActor
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
-from tests.actors.image_requests import arenas, submit_images
-from tests.fuzz.flat import all_mutations
+from tests.actors.scheduler.images import arenas, submit_images
+from tests.fuzz.doors import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
 
 ENCODE = msgspec.msgpack.encode

@@ -11,8 +11,8 @@ import msgspec
 from hearth.actors import messages as m
 from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.runtime.request import RowToken
-from tests.actors.seeing import IMAGE, Eyes, turn
-from tests.fuzz.flat import all_mutations
+from tests.actors.tokenizer.vision_inputs import IMAGE, VisionInputs, turn
+from tests.fuzz.doors import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
 
 ENCODE = msgspec.msgpack.encode
@@ -28,15 +28,15 @@ class House:
         self.scheduler = Outbox(m.SchedulerMessage)
         self.control = Outbox(m.SchedulerControl)
         self.door = Outbox(m.DoorMessage)
-        eyes = Eyes(folder)
-        self.picture = eyes.send()
+        inputs = VisionInputs(folder)
+        self.picture = inputs.send()
         self.actor = TokenizerActor(
             inbox=self.inbox,
             to_scheduler=self.scheduler,
             to_scheduler_control=self.control,
             to_door=self.door,
-            tokenizer=eyes.tokenizer,
-            images=eyes.images,
+            tokenizer=inputs.tokenizer,
+            images=inputs.images,
         )
         self._known = msgspec.msgpack.Decoder(m.TokenizerMessage)
         self.opened: list[int] = []
