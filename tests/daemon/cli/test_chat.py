@@ -13,8 +13,10 @@ from typing import Any, cast
 import click
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from hearth.daemon.cli import chat as module
+from hearth.daemon.cli.chat import HELP, Conversation
 from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth_client import (
     ConnectionLost,
@@ -361,3 +363,184 @@ def test_pictures_of_a_message_that_failed_stay_and_can_be_left_out(
     result = chat(f"/image {picture}\nwhat is it\nand now\n/image -\nand now\n")
     assert [type(said(one)[0]) for one in client.asked] == [list, list, str]
     assert result.stderr.count("/image - forgets them") == 2
+
+
+def contents(conversation: Conversation) -> list[str]:
+    return [turn["content"] for turn in conversation.messages("next")]
+
+
+def test_turns_follow_the_system_message() -> None:
+    conversation = Conversation("be brief")
+    conversation.add("hi", "hello")
+    assert conversation.messages("bye") == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "bye"},
+    ]
+
+
+def test_messages_alone_remember_nothing() -> None:
+    conversation = Conversation()
+    conversation.messages("one")
+    assert contents(conversation) == ["next"]
+
+
+def test_a_reply_that_was_cancelled_before_its_first_text_is_forgotten() -> None:
+    conversation = Conversation()
+    conversation.add("hello", "")
+    assert contents(conversation) == ["next"]
+    conversation.add("hello", "h")
+    assert contents(conversation) == ["hello", "h", "next"]
+
+
+def test_reset_keeps_the_system_message() -> None:
+    conversation = Conversation("s")
+    conversation.add("a", "b")
+    assert conversation.command("/reset")[0] == "show"
+    assert contents(conversation) == ["s", "next"]
+
+
+def test_system_starts_again_with_another_message() -> None:
+    conversation = Conversation("s")
+    conversation.add("a", "b")
+    conversation.command("/system  be a pirate ")
+    assert contents(conversation) == ["be a pirate", "next"]
+    conversation.command("/system -")
+    assert contents(conversation) == ["next"]
+
+
+def test_system_alone_shows_the_message_and_leaves_it() -> None:
+    conversation = Conversation("be brief")
+    conversation.add("a", "b")
+    assert conversation.command("/system") == ("show", "be brief")
+    assert contents(conversation) == ["be brief", "a", "b", "next"]
+    assert Conversation().command("/system") == ("show", "there is no system message")
+
+
+@pytest.mark.parametrize(
+    ("line", "action"),
+    [
+        ("/exit", ("leave", "")),
+        ("/quit", ("leave", "")),
+        ("/help", ("show", HELP)),
+        ("turn on the lamp", ("say", "turn on the lamp")),
+        ("a / b", ("say", "a / b")),
+    ],
+)
+def test_lines(line: str, action: tuple[str, str]) -> None:
+    assert Conversation().command(line) == action
+
+
+def test_an_unknown_command_is_not_sent_to_the_model() -> None:
+    action, text = Conversation().command("/rest")
+    assert action == "show"
+    assert "/help" in text
+
+
+def test_pictures_go_with_the_next_message_and_stay_in_the_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "a picture.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    conversation = Conversation()
+    assert conversation.command(f"/image {path}") == ("show", "pictures for the next message: 1")
+    for _ in range(2):
+        image, text = conversation.messages("see")[0]["content"]
+        assert (image.frame, text) == (path.read_bytes(), "see")
+    conversation.add("see", "yes")
+    first, _, third = conversation.messages("bye")
+    assert (first["content"], third["content"]) == ([image, "see"], "bye")
+    conversation.command(f"/image {path}")
+    assert conversation.command("/image -") == ("show", "pictures for the next message: 0")
+    assert conversation.messages("bye")[-1]["content"] == "bye"
+
+
+def test_a_picture_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "note.txt"
+    assert conversation_refuses(f"/image {path}").endswith(
+        "cannot be read: No such file or directory"
+    )
+    path.write_text("no picture")
+    assert conversation_refuses(f"/image {path}").startswith(f"{path}: this is no JPEG")
+
+
+def conversation_refuses(line: str) -> str:
+    conversation = Conversation()
+    action, text = conversation.command(line)
+    assert action == "refuse"
+    assert conversation.messages("x")[-1]["content"] == "x"
+    return text
+
+
+LIMITS = Limits(
+    frame_bytes=1 << 20,
+    frames=3,
+    requests_per_client=8,
+    prompt_tokens=2000,
+    total_tokens=2048,
+    queued_requests=8,
+    queued_tokens=8000,
+    lease_s=30,
+    images=2,
+    request_image_bytes=20,
+)
+
+
+def test_a_picture_is_refused_at_once_where_the_model_takes_none(tmp_path: Path) -> None:
+    limits = structs.replace(LIMITS, images=0)
+    conversation = Conversation(limits=limits)
+    action, text = conversation.command(f"/image {tmp_path}")
+    assert (action, conversation.images) == ("refuse", 0)
+    assert "hearth export home-vision" in text
+
+
+@pytest.mark.parametrize("given", ["'{}'", '"{}"', "{}", "escaped"])
+def test_quotes_that_a_terminal_puts_around_a_file_are_no_part_of_its_name(
+    tmp_path: Path, given: str
+) -> None:
+    path = tmp_path / "a b.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    shown = given.format(path) if "{}" in given else str(path).replace(" ", "\\ ")
+    assert Conversation(limits=LIMITS).command(f"/image {shown}")[0] == "show"
+
+
+def test_the_shipped_picture_is_known_by_name() -> None:
+    assert Conversation(limits=LIMITS).command("/image scene.jpg")[0] == "show"
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "crowded"),
+    [
+        (127, 100, False),
+        (128, 100, True),  # with the next one and the system message 258 turns
+        (2, 1920, False),
+        (2, 1921, True),
+        (1, 2048, False),  # of what would be left
+    ],
+)
+def test_room_is_made_before_limits_are_met(asked: int, tokens: int, *, crowded: bool) -> None:
+    conversation = Conversation("s", LIMITS)
+    for number in range(asked):
+        conversation.add(f"q{number}", "a", tokens)
+    assert conversation.crowded() == crowded
+
+
+def test_pictures_of_old_turns_make_room_for_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    conversation = Conversation(limits=LIMITS)
+    for _ in range(2):
+        conversation.command(f"/image {path}")
+        conversation.add("see", "yes", 10)
+    assert not conversation.crowded()
+    conversation.command(f"/image {path}")
+    assert conversation.crowded()
+    assert conversation.shorten() == 1
+    assert not conversation.crowded()
+
+
+def test_a_quarter_leaves_at_a_time() -> None:
+    conversation = Conversation()
+    for number in range(12):
+        conversation.add(f"q{number}", "a")
+    assert [conversation.shorten() for _ in range(9)] == [3, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert conversation.shorten() == 0

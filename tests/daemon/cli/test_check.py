@@ -3,20 +3,25 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from msgspec import structs
 
-from hearth.daemon.check import inspect_engine
+from hearth.daemon.check import inspect_engine, with_answer
 from hearth.daemon.cli.check import _rows, check
 from hearth.daemon.cli.errors import Failure
-from hearth.daemon.configuration.settings import Settings
+from hearth.daemon.cli.export import export
+from hearth.daemon.cli.generate import generate
+from hearth.daemon.cli.weights import weights
+from hearth.daemon.configuration.settings import Settings, settings_of
 from hearth.daemon.kernel_cache import KernelCache, Target
 from hearth.runtime.config import load_config
 from hearth.runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from tests.daemon.test_gpu_facts import GPU, GPU_PLAN
+from tests.daemon.conftest import REFERENCE
+from tests.daemon.test_engine_settings import GPU, GPU_PLAN
 from tests.references import reference_folder
+from tests.runtime.weights.external_models import needs_other_weights
 
 
 def test_people_get_a_table_and_what_to_do_next(tiny_engine: Path) -> None:
@@ -222,3 +227,28 @@ def test_an_engine_without_kernels_has_none_to_compile(
     arguments = ["--engine", str(tiny_engine), *option, "--json"]
     result = CliRunner().invoke(check, arguments, standalone_mode=False)
     assert json.loads(result.output)["code"] == "unsupported_option"
+
+
+def run(*arguments: object) -> Result:
+    given = [str(one) for one in arguments]
+    return CliRunner().invoke(weights, given, standalone_mode=False, catch_exceptions=False)
+
+
+@needs_other_weights
+def test_weights_are_written_for_an_engine(tmp_path: Path) -> None:
+    engine, file = tmp_path / "engine", tmp_path / "new" / "tuned.safetensors"
+    arguments = [str(REFERENCE), str(engine), "--external-weights"]
+    CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+    result = run(REFERENCE, file, "--engine", engine)
+    assert file.read_bytes() == (engine / "weights.safetensors").read_bytes()
+    assert f"--engine {engine} --weights {file}" in result.stderr.replace("\n", "")
+    settings = settings_of(weights=str(file), threads=1)
+    report = with_answer(inspect_engine(settings, engine), settings, engine)
+    assert (report.weights, report.answer) == (REFERENCE.name, "right")
+    asked = [str(engine), "--weights", str(tmp_path / "none"), "--ids", "1,2"]
+    with pytest.raises(HearthError) as caught:
+        CliRunner().invoke(generate, asked, standalone_mode=False, catch_exceptions=False)
+    assert (caught.value.code, caught.value.field) == ("weights_invalid", "none")
+    with pytest.raises(HearthError) as caught:
+        run(REFERENCE, file, "--engine", tmp_path / "none")
+    assert caught.value.code == "engine_missing"

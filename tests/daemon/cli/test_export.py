@@ -1,5 +1,7 @@
+import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from msgspec import structs
 
 from hearth.daemon.cli.export import export
-from hearth.runtime.config import load_config
+from hearth.daemon.cli.serve import serve
+from hearth.runtime.config import LLMEngineRunnerConfig, load_config
 from hearth.runtime.errors import HearthError
-from hearth.runtime.generation.deployment import load_deployment
-from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.export import DraftOptions, ExportOptions
+from hearth.runtime.export.draft_config import check_draft_options, resolve_tree
+from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.generation.deployment import load_deployment, resolve_deployment
+from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.vision_config import load_vision_config
 from tests.daemon.conftest import REFERENCE
 from tests.eagle_models import write_draft
+from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.hugging_face import change_tensors, copy_model
 from tests.vision_models import write_vision_model
 
@@ -199,3 +207,225 @@ def test_a_tower_stays_in_float16_and_gives_what_its_decoder_takes(tmp_path: Pat
     assert tower.embedding_dtype == "bfloat16"
     deployment = load_deployment(tmp_path / "engine", RuntimeOptions(device="cuda"))
     assert deployment.tower is not None
+
+
+class Asked(Exception):  # noqa: N818 - carries the options out of the command
+    pass
+
+
+@pytest.fixture
+def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(_source: Path, _target: Path, options: ExportOptions, _progress: Any) -> None:
+        raise Asked(options)
+
+    monkeypatch.setattr("hearth.runtime.export.export_model", ask)
+
+
+def asked(*arguments: str) -> ExportOptions:
+    with pytest.raises(Asked) as raised:
+        CliRunner().invoke(
+            export, ["home", "b", *arguments], standalone_mode=False, catch_exceptions=False
+        )
+    options: ExportOptions = raised.value.args[0]
+    return options
+
+
+@pytest.mark.usefixtures("no_export")
+def test_onnx_runtime_has_no_plan() -> None:
+    options = asked()
+    assert (options.plan, options.dtype) == (None, "float32")
+
+
+@pytest.mark.usefixtures("no_export")
+def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
+    for given in (("--backend", "kernels"), ("--device", "cuda")):
+        options = asked(*given)
+        # Those of the shipped model's own.
+        assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "bfloat16")
+    options = asked("--backend", "onnxruntime", "--device", "cuda", "--dtype", "float32")
+    assert (options.engine, options.device, options.dtype) == ("onnxruntime", "cuda", "float32")
+    options = asked("--backend", "kernels", "--device", "cuda", "--dtype", "bfloat16")
+    assert (options.engine, options.device, options.dtype) == ("kernels", "cuda", "bfloat16")
+
+
+@pytest.mark.usefixtures("no_export")
+@pytest.mark.parametrize("asking", [("--backend", "kernels"), ("--device", "cuda")])
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--dtype", "float32"),
+        ("--dialect", "classic"),
+        ("--quantization", "int8", "--block-size", "16"),
+        ("--draft", "c", "--verify", "chains"),
+        ("--draft", "c", "--drafting-top-k", "4"),
+        ("--builder", "tensorrt"),
+    ],
+    ids=" ".join,
+)
+def test_kernels_refuse_what_is_for_another_engine(
+    asking: tuple[str, ...], given: tuple[str, ...]
+) -> None:
+    arguments = ["a", "b", *asking, *given]
+    with pytest.raises(click.UsageError):
+        CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("no_export")
+def test_kernels_do_not_run_on_the_cpu() -> None:
+    arguments = ["a", "b", "--backend", "kernels", "--device", "cpu"]
+    with pytest.raises(click.UsageError, match="choose device cuda"):
+        CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("no_export")
+def test_a_plan_proposes_trees_of_one_shape() -> None:
+    options = asked(
+        *("--backend", "tensorrt", "--draft", "c", "--drafting-top-k", "4"),
+        *("--drafting-step", "3"),
+    )
+    assert options.draft == DraftOptions(folder=Path("c"), drafting_top_k=4, drafting_step=3)
+
+
+@pytest.mark.usefixtures("no_export")
+def test_a_plan_has_the_builder_of_this_python_and_keeps_timings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", "/c")
+    options = asked("--backend", "tensorrt")
+    assert options.dtype == "float16"
+    assert options.plan == PlanOptions(
+        python=sys.executable, timing_cache=Path("/c/tensorrt-timing.cache")
+    )
+
+
+@pytest.mark.usefixtures("no_export")
+def test_every_option_reaches_the_builder() -> None:
+    options = asked(
+        *("--backend", "tensorrt", "--builder", "tensorrt_rtx", "--builder-python", "p"),
+        *("--version-compatible", "--workspace-mib", "3", "--optimization-level", "2"),
+        *("--timing-cache", "t", "--dtype", "bfloat16", "--kv-cache-dtype", "float32"),
+    )
+    assert options.dtype == "bfloat16"
+    assert options.plan == PlanOptions(
+        builder="tensorrt_rtx",
+        python="p",
+        version_compatible=True,
+        workspace_bytes=3 << 20,
+        optimization_level=2,
+        timing_cache=Path("t"),
+        kv_cache_dtype="float32",
+    )
+
+
+@pytest.mark.usefixtures("no_export")
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--builder", "tensorrt"),
+        ("--builder-python", "p"),
+        ("--version-compatible",),
+        ("--workspace-mib", "0"),
+        ("--optimization-level", "0"),
+        ("--timing-cache", "t"),
+        ("--kv-cache-dtype", "auto"),
+    ],
+)
+def test_an_option_of_plans_alone_is_refused_without_one(option: tuple[str, ...]) -> None:
+    with pytest.raises(click.UsageError, match=f"{option[0]} is for --backend tensorrt"):
+        CliRunner().invoke(export, ["a", "b", *option], standalone_mode=False,
+                           catch_exceptions=False)  # fmt: skip
+
+
+BASE = structs.replace(
+    small_config(), enable_eagle_spec_decode=True, output_hidden_dim=48, max_verify_tree_size=20
+)
+DRAFT = structs.replace(draft_config(small_config()), max_draft_tree_size=12)
+CHAINS = structs.replace(DRAFT, chains_only=True)
+STATIC: dict[str, Any] = {"backend": "tensorrt", "device": "cuda", "static_decode_batches": (1, 4)}
+PLAN = structs.replace(BASE, **STATIC)
+PLAN_DRAFT = structs.replace(DRAFT, **STATIC, static_drafting=(2, 5))
+TREE = EagleDraftingConfig(drafting_top_k=2, drafting_step=5, verify_tree_size=20)
+
+
+def flags(command: click.Command) -> dict[str, str]:
+    """The command's flags by the names of their values."""
+    return {str(one.name): one.opts[0] for one in command.params if isinstance(one, click.Option)}
+
+
+def check_names(error: HearthError, command: click.Command) -> None:
+    """What the error is about, and all that it speaks of, can be given to the command."""
+    known = flags(command)
+    assert error.field is not None
+    assert known[error.field] == "--" + error.field.replace("_", "-")
+    assert set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", error.message)) <= known.keys()
+
+
+def test_options_are_called_like_their_flags() -> None:
+    assert set(EagleDraftingConfig.__struct_fields__) <= flags(serve).keys()
+    assert set(DraftOptions.__struct_fields__) - {"folder"} <= flags(export).keys()
+
+
+@pytest.mark.parametrize(
+    ("base", "draft", "wrong"),
+    [
+        (BASE, DRAFT, {"drafting_top_k": 0}),
+        (BASE, DRAFT, {"drafting_step": 0}),
+        (BASE, DRAFT, {"drafting_step": 31}),
+        (BASE, DRAFT, {"verify_tree_size": 1}),
+        (BASE, DRAFT, {"verify_tree_size": 129}),
+        (BASE, DRAFT, {"drafting_top_k": 4, "verify_tree_size": 128}),
+        (BASE, DRAFT, {"drafting_top_k": 3}),
+        (BASE, CHAINS, {}),
+        (PLAN, PLAN_DRAFT, {"drafting_top_k": 1, "verify_tree_size": 5}),
+        (PLAN, PLAN_DRAFT, {"drafting_step": 4}),
+        (PLAN, PLAN_DRAFT, {"verify_tree_size": 19}),
+        (BASE, None, {}),
+    ],
+)
+def test_a_refusal_names_what_serving_takes(
+    base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None, wrong: dict[str, int]
+) -> None:
+    tree = structs.replace(TREE, **wrong)
+    speculation = SpeculationOptions(method="lookup" if draft is None else "eagle", eagle=tree)
+    with pytest.raises(HearthError) as caught:
+        resolve_deployment(base, draft, RuntimeOptions(speculation=speculation))
+    check_names(caught.value, serve)
+    assert caught.value.field in {*wrong, "draft_tree"}
+
+
+@pytest.mark.parametrize("tokens", [-1, 31, 20])
+def test_a_refused_lookup_names_what_serving_takes(tokens: int) -> None:
+    speculation = SpeculationOptions(method="lookup", lookup_tokens=tokens)
+    with pytest.raises(HearthError) as caught:
+        resolve_deployment(BASE, DRAFT, RuntimeOptions(speculation=speculation))
+    assert caught.value.field == "lookup_tokens"
+    check_names(caught.value, serve)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "static"),
+    [
+        ("max_verify_tree_size", 1, False),
+        ("max_verify_tree_size", 129, True),
+        ("max_draft_tree_size", -1, False),
+        ("max_draft_tree_size", 4, True),
+        ("drafting_top_k", -1, True),
+        ("drafting_top_k", 4, False),
+        ("drafting_step", 4, False),
+        ("drafting_step", 31, True),
+        ("verify", "chains", True),
+    ],
+)
+def test_a_refusal_names_what_export_takes(name: str, value: object, *, static: bool) -> None:
+    options = structs.replace(DraftOptions(folder=Path("draft")), **{name: value})
+    with pytest.raises(HearthError) as caught:
+        check_draft_options(options, static=static)
+    assert caught.value.field == name
+    check_names(caught.value, export)
+
+
+def test_a_tree_that_no_row_holds_is_named() -> None:
+    for name in ("max_verify_tree_size", "max_draft_tree_size"):
+        with pytest.raises(HearthError) as caught:
+            resolve_tree(name, 41, 40)
+        check_names(caught.value, export)

@@ -1,16 +1,22 @@
+import io
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import click
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image, ImageDraw
 
-from hearth.daemon.cli.generate import generate
+from hearth.daemon.cli.errors import Failure
+from hearth.daemon.cli.generate import encode_prompt, generate, parse_ids, read_prompts
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.text import Tokenizer
 from tests.peft_models import change_fields, write_peft
 from tests.references import reference_folder
+from tests.vision_models import FAMILIES, write_vision_model
 
 
 def run(*arguments: str, text: str | None = None) -> Result:
@@ -184,3 +190,141 @@ def test_sizes_are_bounded_as_the_settings_are(option: str) -> None:
     result = CliRunner().invoke(generate, ["--ids", "1", option, "1025"])
     assert result.exit_code == 2
     assert option in result.output
+
+
+class FakeTokenizer:
+    def encode(self, text: str) -> list[int]:
+        return [len(text)]
+
+    def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
+        return [ord(role[0]) for role, _ in turns]
+
+
+def parse(*values: str) -> tuple[list[int], ...]:
+    unused: Any = None
+    return parse_ids(unused, unused, values)
+
+
+def test_ids_are_numbers_between_commas() -> None:
+    assert parse("1,2,3", "7") == ([1, 2, 3], [7])
+
+
+@pytest.mark.parametrize("value", ["", "1,", "a", "1 2", "1.5"])
+def test_other_ids_are_refused(value: str) -> None:
+    with pytest.raises(click.BadParameter, match="like 1,2,3"):
+        parse(value)
+
+
+def test_prompts_come_in_order_and_empty_lines_do_not_count() -> None:
+    file = io.StringIO("c\n\n d \r\n")
+    assert read_prompts(("a", "b"), ([1, 2],), file) == ["a", "b", [1, 2], "c", " d "]
+
+
+def test_without_options_standard_input_is_read() -> None:
+    @click.command()
+    def command() -> None:
+        click.echo(repr(read_prompts((), (), None)))
+
+    assert CliRunner().invoke(command, input="x\ny\n").output == "['x', 'y']\n"
+
+
+def test_an_empty_input_is_a_usage_error() -> None:
+    with pytest.raises(click.UsageError, match="the input is empty"):
+        read_prompts((), (), io.StringIO("\n"))
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_file_in_another_encoding_is_refused_by_its_name(tmp_path: Path, errors: str) -> None:
+    path = tmp_path / "prompts"
+    path.write_bytes(b"one\ntw\xf6\n")
+    with (
+        path.open(encoding="utf-8", errors=errors) as file,
+        pytest.raises(Failure, match="prompts is not utf-8"),
+    ):
+        read_prompts((), (), file)
+
+
+def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stdin", Terminal("never read"))
+    with pytest.raises(click.UsageError, match="give --prompt"):
+        read_prompts((), (), None)
+
+
+def test_encoding_raw_chat_and_ids() -> None:
+    tokenizer = cast("Tokenizer", FakeTokenizer())
+    assert encode_prompt("abc", tokenizer, chat=False, system=None) == [3]
+    assert encode_prompt("abc", tokenizer, chat=True, system=None) == [ord("u")]
+    assert encode_prompt("abc", tokenizer, chat=True, system="s") == [ord("s"), ord("u")]
+    assert encode_prompt([5], tokenizer, chat=True, system="s") == [5]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seeing")
+    options = ExportOptions(max_batch=2, capacity=512)
+    export_model(write_vision_model(folder / "model", request.param), folder / "engine", options)
+    return folder / "engine"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = []
+    for number, colour in enumerate(("red", "blue")):
+        image = Image.new("RGB", (96, 64), "white")
+        ImageDraw.Draw(image).ellipse((8, 8, 56, 56), colour)
+        paths.append(folder / f"{number}.{('png', 'jpg')[number]}")
+        image.save(paths[-1])
+    return [str(path) for path in paths]
+
+
+def answers(engine: Path, *arguments: str) -> list[dict[str, Any]]:
+    asked = [str(engine), "--chat", "--max-tokens", "4", "--ignore-eos", "--json", *arguments]
+    result = CliRunner().invoke(generate, asked, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_what_is_seen_changes_what_is_said(seeing: Path, pictures: list[str]) -> None:
+    red, blue = pictures
+    prompts = ["--prompt", "What is it?", "--prompt", "Where?"]
+    seen = [
+        answers(seeing, *prompts, *images)
+        for images in (
+            ("--image", red),
+            ("--image", red),
+            ("--image", blue),
+            ("--image", red, "--image", blue, "--system", "Look."),
+        )
+    ]
+    assert [list(one) for one in seen[0]] == [
+        ["token_ids", "text", "logprobs", "finish_reason"]
+    ] * 2
+    assert seen[0] == seen[1]
+    logprobs = [one[0]["logprobs"][0] for one in seen]
+    assert len(set(logprobs)) == 3
+
+
+def test_a_file_that_is_no_picture_is_named(seeing: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(HearthError, match=r"broken\.png") as caught:
+        answers(seeing, "--prompt", "x", "--image", str(broken))
+    assert (caught.value.code, caught.value.field) == ("image_invalid", "image")
+
+
+def test_a_model_that_sees_nothing_says_so(tiny_engine: Path, pictures: list[str]) -> None:
+    with pytest.raises(HearthError) as caught:
+        answers(tiny_engine, "--prompt", "x", "--image", pictures[0])
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "image")
+
+
+def test_images_need_a_template(tiny_engine: Path, pictures: list[str]) -> None:
+    asked = [str(tiny_engine), "--prompt", "x", "--image", pictures[0]]
+    result = CliRunner().invoke(generate, asked, standalone_mode=False)
+    assert isinstance(result.exception, click.UsageError)

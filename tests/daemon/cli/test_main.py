@@ -7,8 +7,13 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
+from rich.table import Table
 
 import hearth.daemon.cli
+from hearth.daemon.cli import LazyCommand, LazyGroup
+from hearth.daemon.cli.console import Lines, err, out, printable, progress_bar, show, size, table
+from hearth.daemon.cli.errors import keep_to_this_machine
 from hearth.runtime.errors import HearthError
 
 
@@ -173,3 +178,147 @@ def test_what_an_encoding_lacks_is_a_question_mark_and_no_traceback() -> None:
     program = [sys.executable, "-c", code]
     done = subprocess.run(program, capture_output=True, check=False, env=environ)
     assert (done.returncode, done.stdout) == (0, b"caf? ?\n"), done.stderr
+
+
+def test_onnx_runtime_is_told_to_report_nothing() -> None:
+    environ = {"HOME": "/home/one"}
+    keep_to_this_machine(environ)
+    assert environ == {"HOME": "/home/one", "ORT_DISABLE_TELEMETRY": "1"}
+
+
+def test_what_the_operator_has_decided_stays() -> None:
+    environ = {"ORT_DISABLE_TELEMETRY": "0"}
+    keep_to_this_machine(environ)
+    assert environ == {"ORT_DISABLE_TELEMETRY": "0"}
+
+
+@pytest.fixture
+def group() -> LazyGroup:
+    commands = {
+        "status": LazyCommand("hearth.daemon.cli.status:status", "Show it."),
+        "broken": LazyCommand("daemon.no_such_module:x", "Never imported by the help."),
+        "wrong": LazyCommand("hearth.daemon.cli.errors:FAILED", "Not a command."),
+    }
+    return LazyGroup(name="group", commands_by_name=commands, elsewhere={"ps": "status shows it"})
+
+
+def test_the_help_comes_from_the_table(group: LazyGroup) -> None:
+    text = CliRunner().invoke(group, ["--help"]).output
+    assert text.index("status  Show it.") < text.index("broken  Never imported by the help.")
+
+
+def test_a_command_is_imported_when_it_is_used(group: LazyGroup) -> None:
+    result = CliRunner().invoke(group, ["status", "--help"])
+    assert result.exit_code == 0
+    assert "--json" in result.output
+
+
+def test_a_table_entry_that_is_no_command_is_a_mistake(group: LazyGroup) -> None:
+    with pytest.raises(TypeError, match="is not a command"):
+        group.get_command(click.Context(group), "wrong")
+
+
+def test_an_unknown_name_without_a_near_one_is_a_usage_error(group: LazyGroup) -> None:
+    result = CliRunner().invoke(group, ["zzz"])
+    assert result.exit_code == 2
+    assert "there is no command 'zzz'" in result.output
+    assert "nearest" not in result.output
+
+
+def test_a_name_that_other_tools_have_is_explained(group: LazyGroup) -> None:
+    result = CliRunner().invoke(group, ["ps"])
+    assert result.exit_code == 2
+    assert "there is no command 'ps': status shows it" in result.output
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_sizes(count: int, words: str) -> None:
+    assert size(count) == words
+
+
+def test_control_characters_of_a_model_do_not_reach_the_terminal() -> None:
+    assert printable("a\x1b[2Jb\rc\n\td\x9b") == "a\ufffd[2Jb\ufffdc\n\td\ufffd"
+    assert printable("näh 你好 🙂") == "näh 你好 🙂"
+
+
+def test_a_table_is_plain_and_shows_markup_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    out().print(table([("engine", "/a[b]/c"), ("batch", "8")]))
+    assert capsys.readouterr().out == "engine  /a[b]/c\nbatch   8\n", "and nothing behind it"
+
+
+def test_progress_goes_to_standard_error_and_shows_each_stage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress_bar() as progress:
+        progress("weights", 5, 10)
+        progress("weights", 10, 10)
+        progress("digests", 1, 1)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "weights" in captured.err
+    assert "digests" in captured.err
+    assert "\x1b" not in captured.err
+
+
+def test_no_progress_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar():
+        pass
+    err().print("x")
+    assert capsys.readouterr().err.strip() == "x"
+
+
+def shown(parts: list[str], width: int) -> str:
+    lines = Lines(width)
+    return "".join(map(lines.feed, parts)) + lines.rest()
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("un forgiving sea", 8, ["un", "forgivin", "g sea"]),
+        ("the cat sat", 7, ["the cat", "sat"]),
+        ("  indented", 20, ["  indented"]),
+        ("one\n\n  two", 20, ["one", "", "  two"]),
+        ("\u5bb6\u306e\u706f", 4, ["\u5bb6\u306e", "\u706f"]),
+        ("", 4, [""]),
+    ],
+)
+def test_lines_break_between_words_however_the_text_arrives(
+    text: str, width: int, lines: list[str]
+) -> None:
+    assert shown([text], width).split("\n") == lines
+    assert shown(list(text), width).split("\n") == lines
+
+
+def test_a_word_waits_for_its_end() -> None:
+    lines = Lines(80)
+    assert [lines.feed(part) for part in ("Hel", "lo wor", "ld", " ")] == [
+        "",
+        "Hello",
+        "",
+        " world",
+    ]
+
+
+def test_off_a_terminal_no_line_ends_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = Table(box=None, expand=True)
+    grid.add_column("name", ratio=1)
+    grid.add_row("a")
+    show(grid)
+    assert capsys.readouterr().out.rstrip("\n").split("\n") == [" name", " a"]
+
+
+def test_who_reads_no_further_does_not_make_it_a_failure() -> None:
+    code = (
+        "from hearth.daemon.cli.console import out, table\n"
+        "from hearth.daemon.cli.errors import run_and_exit\n"
+        "run_and_exit(lambda: [out().print(table([('a', 'b' * 99)] * 99)) for _ in range(99)])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.read(1)
+        program.stdout.close()
+        assert program.wait(20) == 141

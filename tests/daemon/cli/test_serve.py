@@ -4,16 +4,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from hearth.daemon.cli import serve as module
+from hearth.daemon.cli.install import install, uninstall
+from hearth.daemon.cli.options import settings_from, settings_options
 from hearth.daemon.cli.serve import serve
-from hearth.daemon.configuration.settings import GROUPS, SETTINGS, flag_of, variable_of
+from hearth.daemon.configuration.load import OLD_NAMES
+from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of, variable_of
 from hearth.daemon.exit_codes import CONFIGURATION
+from hearth.daemon.install import manager
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.service_state import words
+from hearth.runtime.errors import HearthError
 
 
 def test_an_impossible_socket_is_refused_before_an_engine_is_built(
@@ -131,3 +138,95 @@ def test_guides_set_nothing_that_only_experts_need() -> None:
                 page,
                 name,
             )
+
+
+def given(*arguments: str) -> Settings:
+    found: list[Settings] = []
+
+    @click.command()
+    @settings_options()
+    def command(config: Path | None, **flags: Any) -> None:
+        found.append(settings_from(config, flags))
+
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    if result.exception:
+        raise result.exception
+    return found[0]
+
+
+def test_every_setting_has_a_flag() -> None:
+    @click.command()
+    @settings_options()
+    def command(**_flags: Any) -> None: ...
+
+    flags = {option for parameter in command.params for option in parameter.opts}
+    assert {flag_of(name) for name in (*SETTINGS, *OLD_NAMES)} | {"--config"} == flags
+
+
+def test_flags_reach_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text("verify = false\nthreads = 3\nspin = true")
+    settings = given("--config", str(path), "--max-batch", "4", "--no-spin")
+    assert (settings.runtime.max_batch, settings.runtime.spin) == (4, False)
+    assert (settings.runtime.threads, settings.runtime.verify) == (3, False)
+
+
+def test_a_wrong_flag_is_wrong_usage_and_names_the_flag() -> None:
+    with pytest.raises(click.UsageError, match="--hold-s: 'x' is not allowed"):
+        given("--hold-s", "x")
+
+
+def test_a_wrong_file_is_a_failure_and_no_wrong_usage(tmp_path: Path) -> None:
+    path = tmp_path / "h.toml"
+    path.write_text("hold_s = 0")
+    with pytest.raises(HearthError, match="hold_s: 0 is not allowed"):
+        given("--config", str(path), "--threads", "2")
+
+
+def test_only_the_named_settings_become_flags() -> None:
+    @click.command()
+    @settings_options("threads", "verify")
+    def command(**_flags: Any) -> None: ...
+
+    assert [parameter.name for parameter in command.params] == ["config", "threads", "verify"]
+
+
+IMAGE = ["--hearth", "/opt/hearth/bin/hearth", "--root"]
+
+
+def test_it_ends_with_the_socket_and_what_comes_next(tmp_path: Path) -> None:
+    said = CliRunner().invoke(install, [*IMAGE, str(tmp_path)])
+    assert said.exit_code == 0
+    lines = said.output.splitlines()
+    assert f"wrote {tmp_path}/etc/systemd/system/hearth.service" in lines
+    assert lines[-2] == "socket: /run/hearth/hearth.sock, for members of the group hearth"
+    assert lines[-1].startswith("next: systemd-sysusers")
+
+
+def test_what_was_removed_is_told(tmp_path: Path) -> None:
+    CliRunner().invoke(install, [*IMAGE, str(tmp_path)])
+    said = CliRunner().invoke(uninstall, ["--root", str(tmp_path)]).output.splitlines()
+    assert f"removed {tmp_path}/etc/systemd/system/hearth.service" in said
+    again = CliRunner().invoke(uninstall, ["--root", str(tmp_path)])
+    kept = f"left {tmp_path}/etc/hearth: --purge removes it too"
+    assert (again.exit_code, again.output) == (0, f"there was nothing to remove\n{kept}\n")
+    assert kept in said
+
+
+def test_without_a_manager_it_says_what_is_done_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setattr(manager, "runs", lambda *_, **__: False)
+    said = CliRunner().invoke(install, ["--user"])
+    assert said.exit_code == 1
+    assert (tmp_path / ".config/systemd/user/hearth.service").is_file()
+    assert "the files are in place, but systemd does not run" in said.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--hearth", "/opt/hearth/bin/hearth"], ["--user", "--jetson"]]
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments: list[str]) -> None:
+    assert CliRunner().invoke(install, arguments).exit_code == 2

@@ -2,8 +2,9 @@ import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import anyio
@@ -12,17 +13,17 @@ import pytest
 import structlog
 
 from hearth.daemon.control import server as module
+from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import (
     LINE_BYTES,
     ControlAnswer,
     ControlRequest,
     Reload,
     Reloaded,
+    control_path,
 )
 from hearth.daemon.control.server import CONNECTIONS, ControlServer
 from hearth.runtime.errors import HearthError
-
-pytestmark = pytest.mark.anyio
 
 NAME = "h.sock.ctl"
 
@@ -94,6 +95,7 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
+@pytest.mark.anyio
 @pytest.mark.usefixtures("umask")
 async def test_the_socket_is_its_owner_s_and_goes_with_the_server(short_folder: Path) -> None:
     path = short_folder / NAME
@@ -102,6 +104,7 @@ async def test_the_socket_is_its_owner_s_and_goes_with_the_server(short_folder: 
     assert not path.exists()
 
 
+@pytest.mark.anyio
 async def test_two_connections_are_answered_each_for_itself(short_folder: Path) -> None:
     async with serving(short_folder), peer_in(short_folder) as one, peer_in(short_folder) as two:
         await one.send(b'{"t":"echo","te')
@@ -112,6 +115,7 @@ async def test_two_connections_are_answered_each_for_itself(short_folder: Path) 
         assert await one.answer() == {"t": "echoed", "text": "one"}
 
 
+@pytest.mark.anyio
 async def test_what_a_handler_refuses_is_answered_with_code_and_field(short_folder: Path) -> None:
     async with serving(short_folder), peer_in(short_folder) as peer:
         await peer.send(b'{"t":"reload"}\n')
@@ -119,6 +123,7 @@ async def test_what_a_handler_refuses_is_answered_with_code_and_field(short_fold
         assert await peer.answer() == {"t": "error"} | answer
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("line", "code"),
     [
@@ -142,6 +147,7 @@ async def test_a_line_that_is_no_request_is_refused_and_the_next_one_answered(
         assert (await peer.answer())["text"] == "on"
 
 
+@pytest.mark.anyio
 async def test_a_line_has_a_bound(short_folder: Path) -> None:
     async with serving(short_folder), peer_in(short_folder) as peer:
         head, tail = b'{"t":"echo","text":"', b'"}\n'
@@ -153,6 +159,7 @@ async def test_a_line_has_a_bound(short_folder: Path) -> None:
         assert await peer.ended()
 
 
+@pytest.mark.anyio
 async def test_a_fault_of_a_handler_is_told_and_logged(short_folder: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         async with serving(short_folder), peer_in(short_folder) as peer:
@@ -162,6 +169,7 @@ async def test_a_fault_of_a_handler_is_told_and_logged(short_folder: Path) -> No
     assert [entry["log_level"] for entry in logs] == ["error"]
 
 
+@pytest.mark.anyio
 async def test_only_the_daemon_s_user_and_root_are_heard(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +192,7 @@ async def test_only_the_daemon_s_user_and_root_are_heard(
     assert [(entry["user"], entry["process"]) for entry in logs] == [(os.geteuid() + 4711, 7)]
 
 
+@pytest.mark.anyio
 async def test_who_asks_nothing_or_reads_nothing_is_let_go(
     short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,6 +206,7 @@ async def test_who_asks_nothing_or_reads_nothing_is_let_go(
                 await deaf.ask_for_ever()
 
 
+@pytest.mark.anyio
 async def test_connections_are_bounded_and_a_place_is_free_again(short_folder: Path) -> None:
     async with serving(short_folder) as server, anyio.create_task_group() as tasks:
         full, leave = anyio.Event(), anyio.Event()
@@ -226,6 +236,7 @@ async def test_connections_are_bounded_and_a_place_is_free_again(short_folder: P
             assert (await peer.answer())["text"] == "in"
 
 
+@pytest.mark.anyio
 async def test_a_leftover_is_replaced_and_a_listener_is_not(short_folder: Path) -> None:
     path = short_folder / NAME
     with socket.socket(socket.AF_UNIX) as leftover:
@@ -235,3 +246,93 @@ async def test_a_leftover_is_replaced_and_a_listener_is_not(short_folder: Path) 
             ControlServer(path, {})
         assert refused.value.code == "already_running"
         assert path.exists()
+
+
+@contextmanager
+def answering(folder: Path, answer: bytes) -> Iterator[str]:
+    """A daemon that answers one line in two pieces and closes; the path of its clients' socket."""
+    path = folder / "h.sock"
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.recv(100) == b'{"t":"reload"}\n'
+            half = len(answer) // 2
+            connection.sendall(answer[:half])
+            connection.sendall(answer[half:])
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(control_path(path)))
+        listening.listen()
+        thread = Thread(target=serve)
+        thread.start()
+        yield str(path)
+        thread.join()
+
+
+def refused(socket: str, timeout_s: float = 20.0) -> HearthError:
+    with pytest.raises(HearthError) as caught:
+        ask(Reload(), Reloaded, socket, timeout_s=timeout_s)
+    return caught.value
+
+
+def test_the_answer_comes_as_its_kind(short_folder: Path) -> None:
+    answer = b'{"t":"reloaded","changed":["hold_s"],"needs_restart":[]}\n'
+    with answering(short_folder, answer) as path:
+        assert ask(Reload(), Reloaded, path) == Reloaded(["hold_s"], [])
+
+
+def test_what_the_daemon_refuses_is_raised(short_folder: Path) -> None:
+    with answering(
+        short_folder, b'{"t":"error","code":"invalid_value","message":"m","field":"f"}\n'
+    ) as path:
+        error = refused(path)
+    assert (error.code, error.message, error.field) == ("invalid_value", "m", "f")
+
+
+def test_a_code_of_another_version_is_internal(short_folder: Path) -> None:
+    with answering(short_folder, b'{"t":"error","code":"new","message":"m"}\n') as path:
+        assert refused(path).code == "internal"
+
+
+@pytest.mark.parametrize("answer", [b'{"t":"pong"}\n', b"\xff\n", b'{"t":"reloaded"'])
+def test_other_answers_are_told(short_folder: Path, answer: bytes) -> None:
+    with answering(short_folder, answer) as path:
+        assert refused(path).code == "bad_message"
+
+
+def test_a_connection_that_is_closed_tells_why_that_may_be(short_folder: Path) -> None:
+    with answering(short_folder, b"") as path:
+        assert "it stops, or you are neither the daemon's user nor root" in refused(path).message
+
+
+def test_where_no_daemon_is_one_is_to_be_started(short_folder: Path) -> None:
+    error = refused(str(short_folder / "h.sock"))
+    assert (error.code, error.field) == ("socket_unusable", "socket")
+    assert "hearth serve" in error.message
+
+
+def test_a_socket_whose_name_leaves_no_room_for_another_is_told(short_folder: Path) -> None:
+    path = short_folder / ("s" * (106 - len(str(short_folder)) - 1))
+    assert "too long" in refused(str(path)).message
+
+
+def test_a_daemon_that_does_not_answer_is_told(short_folder: Path) -> None:
+    path = short_folder / "h.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(control_path(path)))
+        listening.listen()
+        assert "did not answer in 0.05 s" in refused(str(path), 0.05).message
+
+
+def test_who_may_not_is_told_as_whom(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(_one: socket.socket, _path: str) -> None:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    assert "the daemon's user or root" in refused(str(short_folder / "h.sock")).message
+
+
+def test_the_owner_s_socket_is_no_matter_of_tcp() -> None:
+    with pytest.raises(HearthError, match="beside the local one: tcp:"):
+        ask(Reload(), Reloaded, "tcp://127.0.0.1:7700")

@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from hearth.daemon.cli import main
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.demo import show as demo
+from hearth.daemon.demo.show import Reply, half_blocks, show, show_picture
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped import VISION
 from hearth.runtime.errors import HearthError
@@ -95,3 +97,85 @@ def test_the_program_in_the_readme_runs_as_it_is_printed(engine: Path) -> None:
         )
     assert done.stderr == ""
     assert re.search(r"(length|stop) \d+\n$", done.stdout)
+
+
+def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, force_terminal=terminal, width=100, highlight=False), stream
+
+
+def two_replies() -> list[Reply]:
+    replies = [Reply("first question"), Reply("second question")]
+    replies[0].add("one ", 1)
+    replies[1].add("uno ", 1)
+    replies[0].add("two", 2)
+    return replies
+
+
+def test_figures_count_tokens() -> None:
+    reply = Reply("q")
+    assert reply.figures() == "waiting"
+    reply.add("a", 1)
+    assert reply.figures().startswith("1 tokens, first after ")
+    assert "tokens/s" not in reply.figures()
+
+
+def test_off_a_terminal_lines_say_whose_they_are() -> None:
+    console, stream = screen(terminal=False)
+    show(console, two_replies(), lambda: True)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "1 asks: first question"
+    assert lines[2].startswith("1 ")
+    assert lines[2].endswith("  one two")
+    assert lines[3].endswith("  uno ")
+    assert lines[4].startswith("1 done: 3 tokens")
+
+
+def test_on_a_terminal_the_replies_stand_side_by_side() -> None:
+    console, stream = screen(terminal=True)
+    show(console, two_replies(), lambda: True)
+    assert any("one two" in line and "uno" in line for line in stream.getvalue().splitlines())
+
+
+def test_showing_goes_on_until_all_are_finished() -> None:
+    console, stream = screen(terminal=False)
+    replies = [Reply("q")]
+    answers = iter([False, False, True])
+
+    def finished() -> bool:
+        replies[0].add("x" * 30, 1)
+        return next(answers)
+
+    show(console, replies, finished)
+    assert stream.getvalue().count("x") == 90
+
+
+def test_control_characters_of_the_model_are_not_shown() -> None:
+    reply = Reply("q")
+    reply.add("\x1b[2J", 1)
+    assert reply.text == "\ufffd[2J"
+
+
+def _flag(folder: Path) -> Path:
+    image = Image.new("RGB", (8, 8), (255, 0, 0))
+    image.paste((0, 0, 255), (0, 4, 8, 8))
+    path = folder / "flag.png"
+    image.save(path)
+    return path
+
+
+def test_a_character_shows_one_pixel_above_another(tmp_path: Path) -> None:
+    text = half_blocks(_flag(tmp_path), 2)
+    assert text.plain == "▀▀\n"
+    style = text.spans[0].style
+    assert str(style) == "#ff0000 on #0000ff"
+
+
+def test_without_colours_the_file_is_named(tmp_path: Path) -> None:
+    for system in (None, "truecolor"):
+        stream = io.StringIO()
+        show_picture(
+            Console(file=stream, color_system=system, force_terminal=bool(system)), _flag(tmp_path)
+        )
+        assert ("▀" in stream.getvalue()) == bool(system)
+        assert (str(_flag(tmp_path)) in stream.getvalue().replace("\n", "")) != bool(system)

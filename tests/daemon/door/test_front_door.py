@@ -7,14 +7,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import anyio
 import pytest
 import zmq
 from msgspec import structs
 
+from hearth.actors import messages as m
+from hearth.actors.settings import PolicySettings
 from hearth.actors.supervisor_messages import ExecutorMetrics
-from hearth.daemon.door import replies
+from hearth.daemon.door import front_door, replies
+from hearth.daemon.door.front_door import FrontDoor, Waker
+from hearth.daemon.door.settings import DoorSettings
+from hearth.daemon.door.socket import DoorSocket, Received
+from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.step_times import StageMetrics
@@ -39,6 +49,7 @@ from tests.daemon.door.harness import (
     say,
     until,
 )
+from tests.fuzz.mail import FakeSocket, Inbox, Outbox
 
 
 @pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
@@ -261,7 +272,7 @@ def test_a_waiting_client_keeps_its_lease() -> None:
 def test_a_pausing_client_is_told() -> None:
     with running_door(lease_s=0.6) as door, Client(door.path) as client:
         generation = client.generate("hang")
-        time.sleep(1.0)
+        until(lambda: "lease_expired" in door.totals())
         with pytest.raises(LeaseExpired):
             generation.text()
         assert client.tokenize("a") == [97]
@@ -386,3 +397,121 @@ def test_a_second_door_is_refused_and_does_no_harm(door: Harness) -> None:
     assert caught.value.code == "already_running"
     with Client(door.path) as client:
         assert client.tokenize("a") == [97]
+
+
+@pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return "asyncio", request.param
+
+
+async def test_a_descriptor_rings_until_it_has_been_read() -> None:
+    reading, writing = os.pipe()
+    waker = Waker()
+    waker.watch(reading)
+    os.write(writing, b"x")
+    await waker.wait(60)
+    await waker.wait(60)
+    os.read(reading, 1)
+    waker.unwatch(reading)
+    os.close(reading)
+    os.close(writing)
+
+
+async def test_a_ring_by_hand_is_kept_for_the_next_wait() -> None:
+    waker = Waker()
+    waker.wake()
+    await waker.wait(60)
+    with anyio.move_on_after(0.05) as waited:
+        await waker.wait(60)
+    assert waited.cancelled_caught
+
+
+async def test_it_rings_when_the_time_is_up() -> None:
+    await Waker().wait(0.01)
+
+
+DEAR, CHEAP = 2, 4
+COSTS = {DEAR: 0.0139, CHEAP: 0.0001}
+
+
+class Loop:
+    """A door whose clock moves by what messages cost, as their connection says."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.handled: list[int] = []
+        self.socket = FakeSocket(0)
+        self.door = FrontDoor(
+            DoorSettings(socket=str(folder / "d.sock")),
+            PolicySettings(),
+            inbox=Inbox(m.DoorMessage),
+            to_tokenizer=Outbox(m.TokenizerMessage),
+            to_scheduler=Outbox(m.SchedulerMessage),
+            to_scheduler_control=Outbox(m.SchedulerControl),
+            facts=DoorFacts(server="hearth test"),
+            environ={},
+        )
+        self.door._socket.close()
+        self.door._socket._all = [cast("DoorSocket", self.socket)]
+        clock = SimpleNamespace(thread_time=lambda: self.now, monotonic=lambda: self.now)
+        monkeypatch.setattr(front_door, "time", clock)
+        monkeypatch.setattr(self.door._requests, "handle", self._handle)
+
+    def send(self, connection: int, count: int = 1) -> None:
+        for _ in range(count):
+            self.socket.put(connection, [b"x"])
+
+    def turns(self, count: int) -> list[int]:
+        """What each of so many turns handles."""
+        counts = []
+        for _ in range(count):
+            before = len(self.handled)
+            self.door._take_requests()
+            counts.append(len(self.handled) - before)
+        return counts
+
+    def _handle(self, received: Received) -> None:
+        self.handled.append(received.connection)
+        self.now += COSTS[received.connection]
+
+
+@pytest.fixture
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    made = Loop(tmp_path, monkeypatch)
+    with closing(made.door):
+        yield made
+
+
+def test_a_turn_takes_as_many_messages_as_fit_into_its_time(loop: Loop) -> None:
+    loop.send(CHEAP, 50)
+    assert loop.turns(4) == pytest.approx([20, 20, 10, 0], abs=1)
+    assert len(loop.handled) == 50
+
+
+def test_what_a_message_took_too_long_is_owed_to_the_turns_behind_it(loop: Loop) -> None:
+    loop.send(DEAR, 2)
+    assert loop.turns(7) == [1, *[0] * 5, 1]
+
+
+def test_what_a_message_took_is_charged_to_its_connection(loop: Loop) -> None:
+    loop.send(DEAR)
+    loop.send(CHEAP)
+    loop.turns(8)
+    assert list(loop.socket.charged) == [(DEAR, COSTS[DEAR]), (CHEAP, pytest.approx(COSTS[CHEAP]))]
+
+
+def test_the_loop_sleeps_where_nothing_can_be_due(loop: Loop) -> None:
+    door = loop.door
+    door.tell(ServiceState("ready"))
+    assert door._idle_s == front_door._IDLE_S
+    session = door.sessions.greet(DEAR, "test", 10.0, 0.0)
+    # What a pause counts of a lease is more than that.
+    assert door._idle_s == front_door._LEASES_S < door.state.clock.most_s
+    request = door.sessions.admit(session, "a", "generate", 0.0, 5.0)
+    assert door._idle_s == 0.0
+    door.sessions.close(request)
+    loop.socket.idle = False
+    assert door._idle_s == 0.0
+    loop.socket.idle = True
+    door.tell(ServiceState("ready").draining("asked to"))
+    assert door._idle_s == 0.0

@@ -1,21 +1,29 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
+import pytest
+from msgspec.structs import replace
 
 from hearth.actors.mailbox import MailboxFull, Sender
-from hearth.actors.messages import AskReport, Cancel, ClientGone, Convert
+from hearth.actors.messages import AskReport, Cancel, ClientGone, Convert, ExecutorLimits, Failed
 from hearth.actors.settings import PolicySettings
+from hearth.daemon.door import front_door
+from hearth.daemon.door.fair_queue import FairQueue
 from hearth.daemon.door.finished import Listener
-from hearth.daemon.door.request_tracker import RequestTracker
+from hearth.daemon.door.request_tracker import OWN_REPORT, RequestTracker
 from hearth.daemon.door.sessions import Kind, OpenRequest, Session
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Sent
 from hearth.daemon.door.sockets import DoorSockets
-from hearth.daemon.door.state import DoorFacts, DoorState
+from hearth.daemon.door.state import DoorFacts, DoorState, door_facts, within
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth_client import Client
 from hearth_client.protocol import Delta, Detokenized, Tokens
+from tests.daemon.door.harness import greet, hear, raw_client, running_door, say
 
 
 class FakeSocket:
@@ -256,3 +264,193 @@ def test_a_session_has_pinned_what_its_requests_kept() -> None:
         else:
             desk.tracker.done(request, "length")
     assert desk.session.pinned == 40
+
+
+def test_the_scheduler_is_asked_for_its_load_by_nobody_s_request() -> None:
+    with running_door() as door:
+        loads = [door.portal.start_task_soon(door.door.load) for _ in range(3)]
+        for load in loads:
+            report = load.result(20)
+            assert report is not None
+            assert (report.rid, report.places, report.queued) == (OWN_REPORT, 8, 2)
+        with Client(door.path) as client:
+            assert client.status().queued == 2
+            assert door.on_loop(lambda: door.door.clients) == 1
+
+
+def test_limits_that_were_reloaded_are_those_that_are_told() -> None:
+    with running_door(clients=3) as door:
+        limits = door.door.state.settings
+        assert limits.current.clients == 3
+        other = replace(limits.current, clients=5)
+        door.on_loop(lambda: door.door.adopt(other, PolicySettings()))
+        assert limits.current.clients == 5
+
+
+def test_a_scheduler_that_does_not_answer_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front_door, "_REPORT_S", 0.01)
+    with running_door() as door:
+        monkeypatch.setattr(door.door._tracker, "ask_load", lambda: True)
+        assert door.portal.call(door.door.load) is None
+
+
+def test_a_scheduler_whose_inbox_is_full_is_not_asked() -> None:
+    desk = Desk()
+    assert desk.tracker.ask_load()
+    desk.scheduler.full = True
+    assert not desk.tracker.ask_load()
+
+
+def test_what_is_refused_at_the_door_is_counted_by_code() -> None:
+    with running_door() as door, raw_client(door.path) as client:
+        say(client, {"t": "status", "id": "a"})
+        assert hear(client)["code"] == "hello_required"
+        greet(client)
+        say(client, {"t": "generate", "id": "a", "prompt": 5})
+        assert hear(client)["code"] == "invalid_value"
+        counted = door.on_loop(lambda: dict(door.door.state.refusals))
+    assert counted == {"hello_required": 1, "invalid_value": 1}
+
+
+def test_a_request_is_refused_until_it_is_accepted_and_fails_from_then_on() -> None:
+    desk = Desk()
+    early, late = desk.request("a"), desk.request("b")
+    late.accepted = True
+    for request in (early, late):
+        desk.tracker.fail(request, "queue_full", "full")
+    assert desk.state.refusals == {"queue_full": 1}
+
+
+def test_a_code_that_is_none_is_a_fault_of_ours() -> None:
+    with running_door() as door, raw_client(door.path) as client:
+        greet(client)
+        say(client, {"t": "generate", "id": "a", "prompt": "hang"})
+        assert hear(client)["t"] == "accepted"
+        told = Failed([door.actors.prepared[0].rid], "not a code", "it failed")
+        door.on_loop(lambda: door.door._answer(told))
+        error = hear(client)
+        assert (error["id"], error["code"], error["message"]) == ("a", "internal", "it failed")
+        assert "not a code" not in door.totals()
+
+
+def test_what_an_executor_can_hold_is_what_clients_are_told() -> None:
+    limits = ExecutorLimits(max_batch=1, max_prompt_tokens=1023, max_total_tokens=1024)
+    config = within(simulated_config(capacity=4096, max_batch=8), limits)
+    assert config.max_supported_batch_size == 1
+    facts = door_facts(PolicySettings(), "model", config, {})
+    assert (facts.prompt_tokens, facts.total_tokens) == (1023, 1024)
+
+
+def test_clients_are_told_the_limits_that_hold() -> None:
+    config = simulated_config(capacity=100)
+    facts = door_facts(PolicySettings(), "home", config, {"dtype": "float32"})
+    assert (facts.prompt_tokens, facts.total_tokens, facts.model) == (99, 100, "home")
+    assert door_facts(PolicySettings(queue_tokens=9), "", config, {}).prompt_tokens == 9
+
+
+Flow = tuple[str, int]
+
+
+def served(costs: Mapping[Flow, float], seconds: float) -> Counter[Flow]:
+    """How many messages of each were taken, where all always have some that cost so much."""
+    turns, taken, spent = FairQueue[Flow](), Counter[Flow](), 0.0
+    for one in costs:
+        turns.add(*one, one)
+    while spent < seconds:
+        flow = turns.take()
+        assert flow is not None
+        turns.add(*flow, flow)
+        turns.charge(*flow, costs[flow])
+        taken[flow] += 1
+        spent += costs[flow]
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("costs", "shares"),
+    [
+        # Time is shared, whatever a message costs.
+        ({("a", 1): 0.02, ("b", 2): 0.001}, [0.5, 0.5]),
+        # A peer gets no more for having more connections.
+        (
+            {("a", 1): 0.001, ("b", 2): 0.001, ("b", 3): 0.001, ("b", 4): 0.003},
+            [1 / 2, *[1 / 6] * 3],
+        ),
+        ({("a", 1): 0.02, ("a", 2): 0.001}, [0.5, 0.5]),
+    ],
+)
+def test_time_is_shared_by_peers_and_then_by_connections(
+    costs: dict[Flow, float], shares: list[float]
+) -> None:
+    taken = served(costs, 10.0)
+    assert [taken[flow] * cost / 10.0 for flow, cost in costs.items()] == pytest.approx(
+        shares, abs=0.01
+    )
+
+
+def test_connections_that_come_anew_each_time_do_not_starve_one_that_stays() -> None:
+    turns, taken = FairQueue[int](), Counter[bool]()
+    turns.add("a", 0, 0)
+    for number in range(1, 1001):
+        turns.add("a", number, number)
+        one = turns.take()
+        assert one is not None
+        turns.charge("a", one, 0.001)
+        if one == 0:
+            turns.add("a", 0, 0)
+        taken[one == 0] += 1
+    # Each that comes makes the wait one turn longer.
+    assert taken[True] > 8
+
+
+def test_messages_of_one_connection_keep_their_order() -> None:
+    turns = FairQueue[int]()
+    for number in range(5):
+        turns.add("a", 1, number)
+    assert [turns.take() for _ in range(6)] == [0, 1, 2, 3, 4, None]
+    assert not turns
+
+
+def test_a_pause_neither_cancels_a_debt_nor_earns_anything() -> None:
+    turns = FairQueue[str]()
+    turns.add("dear", 1, "dear")
+    assert turns.take() == "dear"
+    turns.charge("dear", 1, 0.02)
+    # It has waited for nothing meanwhile, and still comes behind all that cost less.
+    turns.add("dear", 1, "dear")
+    taken = []
+    for _ in range(30):
+        turns.add("cheap", 2, "cheap")
+        taken.append(one := turns.take())
+        turns.charge(str(one), 1 if one == "dear" else 2, 0.001)
+    assert taken.index("dear") == pytest.approx(20, abs=1)
+    for _ in range(100):
+        turns.add("dear", 1, "dear")
+        turns.take()
+        turns.charge("dear", 1, 0.02)
+    # Nobody is owed the time in which he asked for nothing.
+    for _ in range(2):
+        turns.add("cheap", 2, "cheap")
+        turns.add("dear", 1, "dear")
+    taken = []
+    while (one := turns.take()) is not None:
+        taken.append(one)
+        turns.charge(one, 1 if one == "dear" else 2, 0.02)
+    assert Counter(taken[:2]) == {"cheap": 1, "dear": 1}
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    turns = FairQueue[str]()
+    for number in range(5000):
+        turns.add(f"peer {number % 1000}", number, "x")
+        turns.take()
+        turns.charge(f"peer {number % 1000}", number, 0.01)
+        assert len(turns._connections) <= 300
+        assert len(turns._peers._costs) <= 300
+    for number in range(5000):
+        turns.add("one", number, "x")
+        turns.take()
+        turns.charge("one", number, 0.01)
+    assert len(turns._connections["one"]._costs) <= 300

@@ -1,13 +1,31 @@
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hearth.actors.settings import Reloadable
-from hearth.daemon.door.sessions import Session, Sessions
+from hearth.actors.settings import PolicySettings, Reloadable
+from hearth.daemon.door import request_tracker
+from hearth.daemon.door.request_tracker import Delivery, RequestTracker
+from hearth.daemon.door.sessions import OpenRequest, Outbox, Session, Sessions
 from hearth.daemon.door.settings import DoorSettings
-from hearth.daemon.door.state import _MOST_S
+from hearth.daemon.door.state import _MOST_S, DoorFacts, DoorState
 from hearth.runtime.errors import HearthError
-from hearth_client.protocol import Leased
+from hearth_client.protocol import (
+    Accepted,
+    Answer,
+    Delta,
+    Detokenized,
+    Done,
+    Error,
+    Leased,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 from hearth_client.running_clock import RunningClock
 
 
@@ -164,3 +182,275 @@ def test_the_tables_always_agree(steps: list[tuple[str, int, int]]) -> None:
             ended.add(request.rid)
         by_session = {r.rid for s in sessions.all() for r in s.open.values()}
         assert by_session == {r.rid for r in sessions.open_requests} == seen - ended
+
+
+def delta(request_id: str, seq: int, text: str = "x") -> Delta:
+    return Delta(id=request_id, seq=seq, text=text, tokens=[seq], logprobs=[])
+
+
+def done(request_id: str) -> Done:
+    return Done(id=request_id, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
+
+
+def test_deltas_of_one_request_grow_into_one() -> None:
+    outbox = Outbox()
+    outbox.add(Accepted(id="a", prompt_tokens=3), now=1.0)
+    assert not outbox.merge(delta("a", 0))
+    outbox.add(delta("a", 0, "one"), now=2.0)
+    outbox.add(delta("b", 0, "other"), now=3.0)
+    log = [TokenLogprob(logprob=-1.0)]
+    more = Delta(id="a", seq=0, text=" two", tokens=[7, 8], logprobs=log, ended=9.0)
+    assert outbox.merge(more)
+    outbox.add(done("a"), now=4.0)
+    assert outbox.blocked_since == 1.0
+    sent: list[Answer] = []
+    while (answer := outbox.head()) is not None:
+        sent.append(answer)
+        outbox.sent(5.0)
+    assert sent[1] == Delta(
+        id="a", seq=0, text="one two", tokens=[0, 7, 8], logprobs=log, ended=9.0
+    )
+    assert [type(answer).__name__ for answer in sent] == ["Accepted", "Delta", "Delta", "Done"]
+    assert not outbox
+    assert outbox.blocked_since == 5.0
+
+
+def test_a_delta_that_was_sent_grows_no_more() -> None:
+    outbox = Outbox()
+    outbox.add(delta("a", 0), 0.0)
+    assert outbox.bytes == 320 + 1 + 40
+    outbox.sent(0.0)
+    assert not outbox.merge(delta("a", 1))
+    assert outbox.bytes == 0
+
+
+def test_a_failed_request_leaves_only_its_own_delta() -> None:
+    outbox = Outbox()
+    outbox.add(delta("a", 0), 0.0)
+    outbox.add(delta("b", 0), 0.0)
+    outbox.withdraw("a")
+    outbox.withdraw("unknown")
+    head = outbox.head()
+    assert isinstance(head, Delta)
+    assert head.id == "b"
+    assert len(outbox) == 1
+
+
+def test_a_reply_under_a_used_id_does_not_grow_the_one_before() -> None:
+    outbox = Outbox()
+    outbox.add(delta("a", 0, "old"), 0.0)
+    outbox.add(done("a"), 0.0)
+    assert outbox.bytes > 0, "an answer counts, whether its request goes on or not"
+    assert not outbox.merge(delta("a", 0, "new"))
+    outbox.add(delta("a", 0, "new"), 0.0)
+    assert outbox.merge(delta("a", 1, "er"))
+    texts = []
+    while (head := outbox.head()) is not None:
+        texts.append(head.text if isinstance(head, Delta) else "done")
+        outbox.sent(0.0)
+    assert texts == ["old", "done", "newer"]
+
+
+def test_logprobs_count_among_the_bytes_that_wait() -> None:
+    outbox = Outbox()
+    logs = [TokenLogprob(logprob=-1.0, top=[(1, -1.0)] * 20)] * 100
+    outbox.add(Delta(id="a", seq=0, text="", tokens=[], logprobs=logs), 0.0)
+    assert outbox.bytes >= 100 * 20 * 100
+
+
+def test_conversions_are_counted_until_they_are_sent() -> None:
+    outbox = Outbox()
+    outbox.add(Tokens(id="a", tokens=[1] * 100), 0.0)
+    outbox.add(Detokenized(id="b", text="x" * 50), 0.0)
+    assert outbox.bytes == 2 * 320 + 100 * 40 + 50
+    outbox.sent(0.0)
+    outbox.sent(0.0)
+    assert outbox.bytes == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
+def test_no_token_is_lost_doubled_or_reordered(steps: list[tuple[str, bool]]) -> None:
+    outbox = Outbox()
+    pushed: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+    received: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+
+    def take() -> None:
+        head = outbox.head()
+        if isinstance(head, Delta):
+            received[head.id] += head.tokens
+            outbox.sent(0.0)
+
+    for token, (request_id, reads) in enumerate(steps):
+        pushed[request_id].append(token)
+        new = Delta(id=request_id, seq=0, text="", tokens=[token])
+        if not outbox.merge(new):
+            outbox.add(new, 0.0)
+        assert len(outbox) <= 3
+        if reads:
+            take()
+    while outbox:
+        take()
+    assert received == pushed
+    assert outbox.bytes == 0
+
+
+def test_the_delta_of_an_earlier_request_that_looks_the_same_stays() -> None:
+    outbox = Outbox()
+    first, second = delta("a", 0), delta("a", 0)
+    for answer in (first, done("a"), second):
+        outbox.add(answer, now=1.0)
+    outbox.withdraw("a")
+    assert outbox.head() is first
+    assert len(outbox) == 2
+
+
+MIB = 1 << 20
+SLOW_BYTES = 60_000
+UNREAD_BYTES = 300_000
+CLIENTS = 20
+
+
+class Mute:
+    """Actors that take everything, and clients who read nothing."""
+
+    def post(self, message: object) -> None:
+        pass
+
+    def full(self, _connection: int) -> bool:
+        return False
+
+    def send(self, _connection: int, _data: bytes, *, delimited: bool) -> str:
+        assert not delimited
+        return "full"
+
+    def session_ended(self, _connection: int) -> None:
+        pass
+
+
+def long_delta(number: int, logprobs: int = 0) -> Delta:
+    top = [(1000 + number + one, -0.25 * one - number) for one in range(logprobs)]
+    log = [TokenLogprob(logprob=-0.5 * number, top=top)] if logprobs else []
+    return Delta(id="a", seq=0, text="word ", tokens=[1000 + number], logprobs=log)
+
+
+def done_answer(number: int) -> Answer:
+    usage = Usage(prompt_tokens=1000 + number, completion_tokens=999 + number, queue_ms=number / 3)
+    return Done(id=str(number), reason="stop", usage=usage)
+
+
+KINDS: dict[str, Any] = {
+    "a delta that grows": long_delta,
+    "with log probabilities": lambda number: long_delta(number, 5),
+    "ends": done_answer,
+    "errors": lambda number: Error(id=str(number), code="queue_full", message=f"{number} wait"),
+    "ids": lambda number: Tokens(id=str(number), tokens=list(range(number, number + 300))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_waits_is_counted_as_it_lies_in_memory(kind: str) -> None:
+    outbox = Outbox()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(1000):
+            answer = KINDS[kind](1000 * number)
+            if not (isinstance(answer, Delta) and outbox.merge(answer)):
+                outbox.add(answer, 0.0)
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert held / 1.5 < outbox.bytes < 2 * held
+
+
+def test_all_that_nobody_reads_is_bounded_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_tracker, "log_finished", lambda _: None)
+    mute: Any = Mute()
+    desk = RequestTracker(
+        DoorState(
+            DoorFacts(server="x"),
+            DoorSettings(
+                slow_bytes=SLOW_BYTES, client_memory_mb=1, unread_share=UNREAD_BYTES / MIB
+            ),
+            PolicySettings(),
+        ),
+        mute,
+        to_tokenizer=mute,
+        to_scheduler=mute,
+        to_scheduler_control=mute,
+    )
+    sessions = desk.sessions
+    most = most_of_one = 0
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for turn in range(200):
+            for number in range(CLIENTS):
+                request = _request(desk, number)
+                # One after the other they read less and less.
+                for part in range(1 + number % 4):
+                    if sessions.find(request.rid) is not None:
+                        desk.delivery.send_delta(request, long_delta(turn + part))
+                        desk.stop_if_slow(request.session)
+            desk.abandon_lost()
+            waiting = [session.outbox.bytes for session in desk.delivery.behind]
+            most, most_of_one = max(most, sum(waiting)), max(most_of_one, *waiting)
+        held = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert UNREAD_BYTES / 2 < most <= UNREAD_BYTES + 1000
+    assert SLOW_BYTES / 4 < most_of_one <= SLOW_BYTES + 1000
+    assert held < 2 * UNREAD_BYTES
+
+
+def _request(desk: RequestTracker, number: int) -> OpenRequest:
+    """The open generation of a client, which says hello and asks again when it has lost it."""
+    session: Session = desk.sessions.greet(number, "test", 10.0, 0.0)
+    request = session.open.get("a")
+    return request or desk.sessions.admit(session, "a", "generate", 0.0, None)
+
+
+def test_the_client_with_the_most_ends_first_and_the_others_go_on() -> None:
+    mute: Any = Mute()
+    desk = RequestTracker(
+        DoorState(
+            DoorFacts(server="x"),
+            DoorSettings(client_memory_mb=1, unread_share=10_000 / MIB),
+            PolicySettings(),
+        ),
+        mute,
+        to_tokenizer=mute,
+        to_scheduler=mute,
+        to_scheduler_control=cast("Any", mute),
+    )
+    little, much = _request(desk, 1), _request(desk, 2)
+    for request, size in ((little, 1000), (much, 8000), (little, 1000)):
+        desk.delivery.send_delta(request, Delta(id="a", seq=0, text="x" * size))
+        desk.stop_if_slow(little.session)
+    assert desk.sessions.find(much.rid) is None
+    assert desk.sessions.find(little.rid) is little
+
+
+def test_what_waits_is_not_encoded_until_its_client_takes_more() -> None:
+    class Slow(Mute):
+        takes = False
+
+        def full(self, _connection: int) -> bool:
+            return not self.takes
+
+        def send(self, _connection: int, _data: bytes, *, delimited: bool) -> str:
+            assert self.takes
+            assert not delimited
+            return "sent"
+
+    slow: Any = Slow()
+    state = DoorState(DoorFacts(server="x"), DoorSettings(), PolicySettings())
+    delivery = Delivery(slow, state.settings, state.clock)
+    session = Session(2, 1, "test", 10.0, 10.0, Outbox())
+    for number in range(3):
+        delivery.send(session, done_answer(number))
+        delivery.flush(session)
+    assert delivery.behind == [session]
+    slow.takes = True
+    delivery.flush(session)
+    assert not delivery.behind

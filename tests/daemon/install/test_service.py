@@ -1,15 +1,27 @@
+import json
 import os
 import re
+import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from hearth.daemon.configuration.load import load_settings
 from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings
+from hearth.daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
 from hearth.daemon.install import reach
-from hearth.daemon.install.files import MARK
+from hearth.daemon.install.files import MARK, filled, sources
 from hearth.daemon.install.place import Place
+from hearth.daemon.install.reach import (
+    HIDDEN,
+    check_name,
+    check_place,
+    check_reach,
+    own_command,
+    own_parts,
+)
 from hearth.daemon.install.service import install, uninstall
 from hearth.runtime.errors import HearthError
 
@@ -262,3 +274,225 @@ def test_the_example_has_every_setting_and_changes_none(image: Place) -> None:
     lines = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
     image.settings.write_text("\n".join(lines))
     assert load_settings(image.settings, {}) == Settings()
+
+
+@pytest.fixture
+def environment(short_folder: Path) -> Path:
+    """The command of an environment that everybody can run; nothing on the way is closed."""
+    command = short_folder / "env" / "bin" / "hearth"
+    command.parent.mkdir(parents=True)
+    command.write_text("")
+    for path in (
+        command,
+        *(folder for folder in command.parents if short_folder in folder.parents),
+    ):
+        path.chmod(0o755)
+    short_folder.chmod(0o755)
+    return command
+
+
+def refusal(command: Path, parts: list[Path], hidden: tuple[Path, ...] = ()) -> str:
+    with pytest.raises(HearthError) as caught:
+        check_reach(command, parts, hidden)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "hearth")
+    assert "python3 -m venv /opt/hearth" in caught.value.message
+    return caught.value.message
+
+
+def test_what_others_can_run_the_service_can(environment: Path) -> None:
+    check_reach(environment, [environment], ())
+
+
+def test_a_folder_that_is_closed_to_others_is_named(environment: Path) -> None:
+    closed = environment.parent.parent
+    closed.chmod(0o750)
+    assert f"cannot use {environment} ({closed} is closed to others)" in refusal(environment, [])
+
+
+def test_a_file_that_others_may_not_read_is_named(environment: Path) -> None:
+    module = environment.with_name("module.py")
+    module.touch(mode=0o640)
+    assert f"({module} is closed to others)" in refusal(environment, [module])
+
+
+def test_links_are_followed_to_where_they_lead(environment: Path) -> None:
+    """As an environment's python is a link to the one that it was made of."""
+    real = environment.parents[2] / "own" / "python" / "bin" / "python3"
+    real.parent.mkdir(parents=True)
+    real.touch(mode=0o755)
+    alias = environment.with_name("alias")
+    alias.symlink_to("../../own/python", target_is_directory=True)
+    python = environment.with_name("python")
+    python.symlink_to("alias/bin/python3")
+    check_reach(environment, [python], ())
+    home = environment.parents[2] / "own"
+    assert "is hidden from it" in refusal(environment, [python], (home,))
+    home.chmod(0o700)
+    assert "own is closed to others" in refusal(environment, [python])
+
+
+def test_a_home_that_lies_elsewhere_is_hidden_too(environment: Path) -> None:
+    link = environment.parents[2] / "home"
+    link.symlink_to("env", target_is_directory=True)
+    assert "is hidden from it" in refusal(environment, [], (link,))
+
+
+def test_a_command_that_is_not_there_is_refused(environment: Path) -> None:
+    environment.chmod(0o644)
+    assert f"there is no command {environment}" in refusal(environment, [])
+
+
+@pytest.mark.parametrize("folder", HIDDEN)
+def test_what_the_unit_hides_is_refused_in_images_too(folder: Path) -> None:
+    with pytest.raises(HearthError, match="hidden"):
+        check_place(folder / "env" / "bin" / "hearth")
+    check_place(Path("/opt/hearth/bin/hearth"))
+
+
+@pytest.mark.parametrize("name", ["bin/hearth", "/opt/my env/hearth", "/opt/%h/hearth", "/o$x/h"])
+def test_a_unit_file_names_plain_paths_alone(name: str) -> None:
+    with pytest.raises(HearthError, match="cannot stand in a unit file"):
+        check_name(Path(name))
+    check_name(Path("/opt/hearth-1.2/bin/hearth"))
+
+
+def test_the_environment_that_runs_is_known() -> None:
+    assert own_command().is_file()
+    parts = own_parts()
+    assert all(part.is_file() for part in parts)
+    # An interpreter may have its library elsewhere than itself.
+    assert [part for part in parts if part.name.startswith("libc.so")]
+
+
+UNITS = ["hearth.service", "hearth.socket", "user/hearth.service", "user/hearth.socket"]
+DROP_IN = "jetson.conf"
+JETPACK_6 = 249
+
+
+"""The version of systemd in which a key came, by its NEWS; 230 stands for all before."""
+
+
+SINCE = {
+    230: "After Also CapabilityBoundingSet Description DeviceAllow DevicePolicy DirectoryMode "
+    "Environment ExecReload ExecStart Group KillMode LimitNOFILE ListenStream NoNewPrivileges "
+    "NotifyAccess PrivateTmp ProtectHome ProtectSystem RemoveOnStop Requires Restart "
+    "RestartPreventExitStatus RestartSec RestrictAddressFamilies RuntimeDirectory "
+    "RuntimeDirectoryMode SocketGroup SocketMode SocketUser StartLimitBurst StartLimitIntervalSec "
+    "SupplementaryGroups SystemCallArchitectures SystemCallErrorNumber SystemCallFilter "
+    "TimeoutStartSec TimeoutStopSec Type UMask User WantedBy Wants WatchdogSec",
+    231: "MemoryMax RestrictRealtime",
+    232: "ProtectControlGroups ProtectKernelModules RemoveIPC",
+    233: "RestrictNamespaces",
+    235: "CacheDirectory CacheDirectoryMode IPAddressAllow IPAddressDeny LockPersonality "
+    "RuntimeDirectoryPreserve StateDirectory StateDirectoryMode",
+    242: "ProtectHostname RestrictSUIDSGID",
+    243: "OOMPolicy",
+    244: "ProtectKernelLogs",
+    245: "ProtectClock",
+}
+ANALYZE = shutil.which("systemd-analyze") or ""
+needs_systemd = pytest.mark.skipif(not ANALYZE, reason="there is no systemd-analyze")
+
+
+def lines(source: str) -> list[tuple[str, str]]:
+    text = filled(source, Path("/bin/true"))
+    return re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
+
+
+def analyze(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    environ = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    return subprocess.run(
+        [ANALYZE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env=environ,
+    )
+
+
+def lay_units(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / Path(name).name).write_text(filled(name, Path("/bin/true")))
+
+
+@pytest.mark.parametrize("source", [*UNITS, DROP_IN])
+def test_no_key_is_newer_than_jetpack_6(source: str) -> None:
+    since = {key: version for version, keys in SINCE.items() for key in keys.split()}
+    assert {key: since[key] for key, _ in lines(source) if since[key] > JETPACK_6} == {}
+
+
+@needs_systemd
+def test_the_units_of_the_system_are_right(tmp_path: Path) -> None:
+    lay_units(tmp_path, "hearth.service", "hearth.socket")
+    (tmp_path / "hearth.service.d").mkdir()
+    lay_units(tmp_path / "hearth.service.d", DROP_IN)
+    found = analyze("verify", "./hearth.service", "./hearth.socket", folder=tmp_path)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+@needs_systemd
+def test_the_units_of_a_user_are_right(tmp_path: Path) -> None:
+    lay_units(tmp_path, "user/hearth.service", "user/hearth.socket")
+    found = analyze("--user", "verify", "./hearth.service", "./hearth.socket", folder=tmp_path)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+
+
+@needs_systemd
+def test_the_check_itself_finds_what_is_wrong(tmp_path: Path) -> None:
+    """Which its exit code would not tell."""
+    unit = filled("hearth.service", Path("/bin/true"))
+    (tmp_path / "hearth.service").write_text(unit.replace("MemoryMax", "MemoryMost"))
+    assert "MemoryMost" in analyze("verify", "./hearth.service", folder=tmp_path).stderr
+
+
+@needs_systemd
+def test_the_service_is_closed_as_far_as_cuda_allows(tmp_path: Path) -> None:
+    lay_units(tmp_path, "hearth.service")
+    options = ("--offline=yes", "--threshold=25", "--json=short")
+    found = analyze("security", *options, "./hearth.service", folder=tmp_path)
+    rows = [row for row in json.loads(found.stdout) if row["set"] is False]
+    assert found.returncode == 0, rows
+
+
+@pytest.mark.parametrize("source", ["hearth.service", "user/hearth.service"])
+def test_the_service_stops_as_the_daemon_wants_to_be_stopped(source: str) -> None:
+    """The daemon alone gets the signal, and time to drain and to end its executor."""
+    unit = dict(lines(source))
+    assert (unit["Type"], unit["KillMode"]) == ("notify", "mixed")
+    assert float(unit["TimeoutStopSec"]) > Settings().drain_s + 15
+    assert unit["RestartPreventExitStatus"].split() == [str(EXECUTOR_STUCK), str(CONFIGURATION)]
+    assert (unit["Restart"], unit["OOMPolicy"]) == ("on-failure", "continue")
+    assert unit["MemoryMax"].endswith("%")
+    assert unit["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_service_and_socket_agree_on_the_folder_that_is_made_for_both() -> None:
+    service, socket = dict(lines("hearth.service")), dict(lines("hearth.socket"))
+    folder = Path(socket["ListenStream"]).parent
+    assert folder == Path("/run") / service["RuntimeDirectory"]
+    mode = service["RuntimeDirectoryMode"]
+    owner = [service["User"], service["Group"]]
+    assert owner == [socket["SocketUser"], socket["SocketGroup"]]
+    assert socket["SocketMode"] == "0660"
+    line = (sources() / "tmpfiles.conf").read_text().splitlines()[-1]
+    assert line.split() == ["d", str(folder), mode, *owner, "-"]
+
+
+def test_every_file_says_whose_it_is() -> None:
+    found = [path for path in sources().rglob("*") if path.is_file()]
+    assert len(found) == len(UNITS) + 3
+    assert all(path.read_text().startswith(MARK) for path in found)
+
+
+@pytest.mark.skipif(shutil.which("systemd-sysusers") is None, reason="there is no systemd-sysusers")
+@pytest.mark.skipif(os.geteuid() != 0, reason="systemd-sysusers takes roots of images from root")
+def test_the_user_is_in_the_groups_of_the_devices(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    command = ["systemd-sysusers", f"--root={tmp_path}", str(sources() / "sysusers.conf")]
+    subprocess.run(command, check=True, capture_output=True)
+    (user,) = (tmp_path / "etc" / "passwd").read_text().splitlines()
+    assert (user.split(":")[0], user.split(":")[5]) == ("hearth", "/var/lib/hearth")
+    rows = [line.split(":") for line in (tmp_path / "etc" / "group").read_text().splitlines()]
+    groups = {row[0]: row[3] for row in rows}
+    assert groups == {"hearth": "", "video": "hearth", "render": "hearth"}

@@ -20,7 +20,7 @@ from hearth.daemon.configuration.settings import settings_of
 from hearth.daemon.supervision.restart_policy import SupervisionSettings
 from hearth.daemon.supervision.supervisor import ActorProcess
 from hearth.runtime.errors import HearthError
-from tests.daemon.supervision.house import DEADLINES, SETTINGS, House, house
+from tests.daemon.supervision.harness import DEADLINES, SETTINGS, Harness, harness
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def left_over(folder: Path) -> list[str]:
 
 async def test_a_killed_executor_fails_what_it_held_and_comes_back(short_folder: Path) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with house(short_folder) as made:
+        async with harness(short_folder) as made:
             await made.wait_until(ready=True)
             first = made.pid
             for rid in range(8):
@@ -69,7 +69,7 @@ async def test_another_executor_takes_over_once_the_rows_that_run_have_ended(
     short_folder: Path,
 ) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with house(short_folder) as made:
+        async with harness(short_folder) as made:
             await made.wait_until(ready=True)
             first = made.pid
             for rid in range(8):
@@ -90,7 +90,7 @@ async def test_a_request_that_kills_the_executor_each_time_is_refused_by_name(
     short_folder: Path,
 ) -> None:
     with structlog.testing.capture_logs():
-        async with house(short_folder) as made:
+        async with harness(short_folder) as made:
             for rid in (1, 2):
                 await made.wait_until(ready=True)
                 made.submit(rid, 1000)
@@ -106,7 +106,7 @@ async def test_a_request_that_kills_the_executor_each_time_is_refused_by_name(
 
 
 async def test_what_the_executor_measures_is_passed_on(short_folder: Path) -> None:
-    async with house(short_folder) as made:
+    async with harness(short_folder) as made:
         await made.wait_until(ready=True)
         made.submit(1, 20)
         await made.until_ended(1)
@@ -121,7 +121,7 @@ async def test_a_hung_executor_is_killed_and_replaced(short_folder: Path) -> Non
         hello_s=20, load_timeout_s=20, progress_timeout_s=2.5, pause_s=0.05
     )
     with structlog.testing.capture_logs():
-        async with house(short_folder, deadlines=deadlines) as made:
+        async with harness(short_folder, deadlines=deadlines) as made:
             pid = await made.freeze_executor(tokens=1000)
             stopped = time.monotonic()
             assert await made.until_ended(1) == {1: "executor_failed"}
@@ -137,7 +137,7 @@ async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
     deadlines = SupervisionSettings(
         hello_s=20, load_timeout_s=20, progress_timeout_s=2.5, pause_s=0.05
     )
-    async with house(short_folder, deadlines=deadlines) as made:
+    async with harness(short_folder, deadlines=deadlines) as made:
         pid = await made.freeze_executor(tokens=100)
         time.sleep(3.5)  # noqa: ASYNC251 - the loop is to stand still
         os.kill(pid, signal.SIGCONT)
@@ -146,7 +146,7 @@ async def test_an_executor_that_stood_still_together_with_the_daemon_is_kept(
 
 
 async def test_a_stop_leaves_no_process_and_no_file(short_folder: Path) -> None:
-    async with house(short_folder) as made:
+    async with harness(short_folder) as made:
         await made.wait_until(ready=True)
         pid = made.pid
         made.submit(1, 1000)
@@ -158,7 +158,7 @@ async def test_a_stop_leaves_no_process_and_no_file(short_folder: Path) -> None:
 
 
 async def test_a_hung_executor_does_not_keep_the_daemon(short_folder: Path) -> None:
-    async with house(short_folder) as made:
+    async with harness(short_folder) as made:
         await made.wait_until(ready=True)
         pid = made.pid
         os.kill(pid, signal.SIGSTOP)
@@ -168,7 +168,7 @@ async def test_a_hung_executor_does_not_keep_the_daemon(short_folder: Path) -> N
 
 async def test_an_executor_that_keeps_dying_ends_the_daemon(short_folder: Path) -> None:
     settings = settings_of(engine_kind="simulated", restart_limit=1)
-    made = House(short_folder, settings, DEADLINES)
+    made = Harness(short_folder, settings, DEADLINES)
     failures: list[HearthError] = []
 
     async def supervise(tasks: anyio.abc.TaskGroup) -> None:
@@ -198,7 +198,7 @@ async def test_an_engine_that_cannot_load_ends_the_daemon_with_its_reason(
     short_folder: Path,
 ) -> None:
     (short_folder / "engine").mkdir()
-    made = House(short_folder, SETTINGS, DEADLINES)
+    made = Harness(short_folder, SETTINGS, DEADLINES)
     with anyio.fail_after(30), pytest.raises(HearthError) as caught:
         await made.supervisor.run()
     await made.end_scheduler()
@@ -227,7 +227,7 @@ async def test_a_process_that_cannot_be_killed_is_given_up(
         return FakeProcess()
 
     monkeypatch.setattr(ActorProcess, "start", start)
-    made = House(short_folder, SETTINGS, SupervisionSettings(hello_s=0.1, kill_s=0.1))
+    made = Harness(short_folder, SETTINGS, SupervisionSettings(hello_s=0.1, kill_s=0.1))
     with structlog.testing.capture_logs(), anyio.fail_after(20):
         with pytest.raises(HearthError, match="does not end although it was killed") as caught:
             await made.supervisor.run()
@@ -255,7 +255,7 @@ async def test_a_plan_that_comes_while_the_process_starts_is_told(
 
     started, endpoints, heard = anyio.Event(), list[str](), list[ExecutorControl]()
     monkeypatch.setattr(ActorProcess, "start", start)
-    made = House(short_folder, SETTINGS, SupervisionSettings(kill_s=0.1))
+    made = Harness(short_folder, SETTINGS, SupervisionSettings(kill_s=0.1))
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hear)
@@ -273,7 +273,7 @@ async def test_a_stop_does_not_wait_for_a_process_that_cannot_be_killed(
         return FakeProcess()
 
     monkeypatch.setattr(ActorProcess, "start", start)
-    made = House(short_folder, SETTINGS, SupervisionSettings(kill_s=0.1))
+    made = Harness(short_folder, SETTINGS, SupervisionSettings(kill_s=0.1))
     with anyio.fail_after(20):
         with pytest.raises(HearthError) as caught, anyio.move_on_after(0.1):
             await made.supervisor.run()
@@ -299,7 +299,7 @@ async def test_a_process_that_does_not_start_is_told_and_counts_as_a_restart(
     failures = ["", "killed", "no memory"]
     monkeypatch.setattr(ActorProcess, "start", start)
     with structlog.testing.capture_logs() as logs:
-        async with house(short_folder) as made:
+        async with harness(short_folder) as made:
             await made.wait_until(ready=True)
     reasons = [line["reason"] for line in logs if line["event"] == "actor not started"]
     assert reasons == [

@@ -1,13 +1,15 @@
-"""Spans as an exporter gets them, and once as a collector gets them over HTTP."""
+"""Spans as an exporter gets them, once over HTTP, and the history of requests."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -16,8 +18,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from structlog.testing import capture_logs
 
+from hearth.daemon.control.messages import Trace
+from hearth.daemon.exit_codes import CONFIGURATION, exit_code
 from hearth.daemon.observe.tracing.otlp import open_spans
+from hearth.daemon.observe.tracing.overview import LIMIT, History
 from hearth.daemon.observe.tracing.spans import Spans
+from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RequestOptions
 from hearth_client.protocol import ImageUsage
 from tests.daemon.observe.tracing.records import record
@@ -178,3 +184,60 @@ def test_the_variables_of_opentelemetry_say_where_spans_go(
     resource = {pair.key: pair.value.string_value for pair in found.resource.attributes}
     assert resource["service.name"] == "kitchen"
     assert len(found.scope_spans[0].spans) == 6
+
+
+def test_without_the_extra_the_start_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("opentelemetry.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(
+        HearthError, match=r"pip install 'opentelemetry-exporter-otlp-proto-http>="
+    ) as caught:
+        open_spans("home")
+    assert caught.value.field == "traces"
+    assert exit_code(caught.value) == CONFIGURATION
+
+
+def test_a_variable_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "5000")
+    with pytest.raises(HearthError) as caught:
+        open_spans("home")
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "traces")
+
+
+@pytest.fixture
+def history() -> History:
+    kept = History()
+    for number in range(1, LIMIT + 6):
+        kept.add(record(number, options=RequestOptions(stop=("what a client wrote",))))
+    return kept
+
+
+async def test_the_last_thousand_are_kept(history: History) -> None:
+    report = await history.answer(Trace(last=LIMIT))
+    numbers = [one.request.partition("-")[2] for one in report.requests]
+    assert numbers == [str(number) for number in range(6, LIMIT + 6)]
+
+
+async def test_the_newest_are_told_where_no_request_is_named(history: History) -> None:
+    assert len((await history.answer(Trace())).requests) == 20
+    (newest,) = (await history.answer(Trace(last=1))).requests
+    assert newest.request == f"b09922ff-{LIMIT + 5}"
+    assert (await history.answer(Trace(last=0))).requests == []
+
+
+async def test_a_request_is_found_by_its_id(history: History) -> None:
+    (found,) = (await history.answer(Trace("b09922ff-77"))).requests
+    assert found == record(77)
+
+
+async def test_one_that_is_not_there_is_refused(history: History) -> None:
+    with pytest.raises(HearthError) as caught:
+        await history.answer(Trace("b09922ff-5"))
+    assert (caught.value.code, caught.value.field) == ("unknown_request", "request")
+
+
+async def test_no_text_of_a_client_is_kept_and_little_memory(history: History) -> None:
+    report = msgspec.json.encode(await history.answer(Trace(last=LIMIT)))
+    assert b"what a client wrote" not in report
+    assert len(report) < LIMIT << 10

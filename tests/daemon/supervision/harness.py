@@ -41,7 +41,7 @@ SETTINGS = settings_of(engine_kind="simulated", step_ms=5.0, fill_wait_ms=1.0, l
 SIMULATED = simulated_config(max_batch=8, capacity=2048)
 
 
-class House:
+class Harness:
     """A supervisor and a scheduler that work; tokenizer and front door are the test."""
 
     def __init__(self, folder: Path, settings: Settings, deadlines: SupervisionSettings) -> None:
@@ -173,10 +173,10 @@ class House:
 
 
 @asynccontextmanager
-async def house(
+async def harness(
     folder: Path, settings: Settings = SETTINGS, deadlines: SupervisionSettings = DEADLINES
-) -> AsyncIterator[House]:
-    made = House(folder, settings, deadlines)
+) -> AsyncIterator[Harness]:
+    made = Harness(folder, settings, deadlines)
     try:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
