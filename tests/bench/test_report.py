@@ -1,11 +1,15 @@
 import json
 import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from hearth.bench.__main__ import _COMMANDS, bench
 from hearth.bench.report import (
     Record,
     Recorded,
@@ -181,3 +185,58 @@ def test_the_command_line_is_kept_but_for_the_record(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("sys.argv", ["x", "bench", "decode", *record, "--device", "cuda"])
         command = ["hearth", "bench", "decode", "--device", "cuda"]
         assert command_line("hearth bench decode") == command
+
+
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+
+
+@pytest.mark.parametrize("name", ["h200-step", "h200-shared", "h200-ort-spec", "shared"])
+def test_figures_of_engines_name_their_type(name: str) -> None:
+    found = json.loads((FIGURES / f"{name}.json").read_text("utf-8"))["figures"]
+    assert {one.get("dtype") for one in found.values()} <= {"float32", "float16", "bfloat16"}
+
+
+NAMES = ("decode", "overhead", "load", "memory", "spec", "prefix", "lora", "vision")
+
+
+def test_the_group_lists_its_commands() -> None:
+    result = CliRunner().invoke(bench, ["--help"])
+    for name in NAMES:
+        assert f"\n  {name} " in result.output
+
+
+def test_every_command_is_where_the_group_looks_for_it() -> None:
+    assert tuple(_COMMANDS) == NAMES
+    for name, lazy in _COMMANDS.items():
+        module, _, attribute = lazy.target.partition(":")
+        import_module(module)
+        assert getattr(sys.modules[module], attribute).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *((name, f"make system ROW={name}") for name in ("faults", "overload", "soak")),
+        *((name, f"python -m tools.{name}") for name in ("widths", "graphs")),
+    ],
+)
+def test_what_moved_names_its_new_place(name: str, place: str) -> None:
+    result = CliRunner().invoke(bench, [name, "--json"])
+    assert result.exit_code == 2
+    assert f"it is `{place}` in the repository" in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("overhead", "--step-ms", "nan"),
+        ("overhead", "--step-ms", "60001"),
+        ("spec", "--tree", "4,3,160"),
+    ],
+)
+def test_what_nothing_takes_is_wrong_usage(
+    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for work in ("overhead.given_or_toy", "spec.command.engine_folder"):
+        monkeypatch.setattr(f"hearth.bench.{work}", pytest.fail)
+    assert CliRunner().invoke(bench, arguments).exit_code == 2

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from hearth.daemon.door.sessions import Session, Sessions
 from hearth_client import (
     AsyncClient,
     ClientClosed,
@@ -20,7 +21,7 @@ from hearth_client import (
     InvalidValue,
     async_client,
 )
-from tests.daemon.door.harness import BACKENDS, Harness, running_door
+from tests.daemon.door.harness import BACKENDS, Harness, running_door, until
 
 
 @pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
@@ -156,11 +157,21 @@ async def test_conversions_status_and_errors(door: Harness) -> None:
         assert caught.value.text == "0 ", "what had come is not lost"
 
 
-async def test_the_loop_renews_while_tasks_do_other_things() -> None:
-    with running_door(lease_s=1.0) as door:
+async def test_the_loop_renews_while_tasks_do_other_things(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renew, renewals = Sessions.renew, list[float]()
+
+    def noted(sessions: Sessions, session: Session, now: float) -> None:
+        renewals.append(now)
+        renew(sessions, session, now)
+
+    monkeypatch.setattr(Sessions, "renew", noted)
+    with running_door(lease_s=0.6) as door:
         async with AsyncClient(door.path) as client:
             generation = await client.generate("hang")
-            await anyio.sleep(1.5)
+            asked = renewals[-1]
+            await anyio.to_thread.run_sync(until, lambda: renewals[-1] - asked > 0.6)
             generation.cancel()
             assert await generation.text() == ""
 

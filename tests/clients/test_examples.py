@@ -1,5 +1,6 @@
-"""The programs in PROTOCOL.md and README.md run as they are printed."""
+"""Programs in PROTOCOL.md, README.md and the client's page run as printed, and pass the types."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from mypy import api
 from structlog.testing import capture_logs
 
 from hearth.daemon.door.keys import add_client, make_server_keys, read_keys
@@ -64,3 +66,43 @@ def test_the_lines_for_tcp_reach_the_daemon(tmp_path: Path) -> None:
         names["socket"].setsockopt(zmq.RCVTIMEO, 5000)
         assert greet(names["socket"])["t"] == "welcome"
         names["context"].destroy()
+
+
+PAGES = (CLIENTS.parent / "README.md", CLIENTS / "python" / "README.md")
+GIVEN = """
+import numpy as np
+from numpy.typing import NDArray
+
+camera_array: NDArray[np.uint8] = np.zeros((4, 4, 3), np.uint8)
+"""
+"""What a sample of README takes as given."""
+
+
+SETTINGS_OF_A_NODE = """
+from hearth_client import Client, GenerateOptions
+
+options: GenerateOptions = {"max_tokens": 5, "temperature": 0.2, "stop": "."}
+with Client() as client:
+    print(client.generate("x", **options).text())
+"""
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11"])
+def test_the_samples_are_typed(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = [SETTINGS_OF_A_NODE]
+    for page in PAGES:
+        found = re.findall(
+            r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+        )
+        samples += [GIVEN * ("camera_array" in one) + one for one in found]
+    assert len(samples) == 5
+    files = [tmp_path / f"sample_{index}.py" for index in range(len(samples))]
+    for file, sample in zip(files, samples, strict=True):
+        file.write_text(sample)
+    monkeypatch.setenv("MYPYPATH", str(CLIENTS / "python"))
+    monkeypatch.chdir(tmp_path)  # Away from the settings of this repository.
+    given = ["--strict", "--python-version", version, "--cache-dir", os.devnull]
+    told, _, code = api.run([*given, *map(str, files)])
+    assert code == 0, told

@@ -44,7 +44,7 @@ def test_a_reply_goes_on_where_it_was(program: str) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "0 \n"
         process.send_signal(signal.SIGSTOP)
-        time.sleep(2.5)
+        time.sleep(1.7)
         process.send_signal(signal.SIGCONT)
         process.communicate()
     assert process.returncode == 0

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import anyio
 import msgspec
 
-from hearth.actors.messages import SchedulerReport
+from hearth.actors.messages import ActorMessage, SchedulerReport
 from hearth.daemon.adapters.store import AdapterFolder, AdapterStore
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.control.messages import (
@@ -27,8 +27,7 @@ from hearth.daemon.observe.observers import Observers
 from hearth.runtime.errors import CODES
 from hearth.runtime.executor.simulated_engine import simulated_config
 from tests.fuzz.clients import Clients
-from tests.fuzz.doors import DOORS, PER_TYPE
-from tests.fuzz.flat import Flat
+from tests.fuzz.doors import ALL, AT_LEAST, DOORS, PER_TYPE, TYPES, Flat
 from tests.fuzz.mutations import mutations
 
 ENCODE = msgspec.json.encode
@@ -137,3 +136,23 @@ async def test_every_line_to_the_control_socket(short_folder: Path) -> None:
     assert told >= PER_TYPE * len(DOORS["ControlRequest"])
     owner.clients.works()
     owner.close()
+
+
+HERE = Path(__file__).parent
+
+
+def test_every_type_has_its_share_of_all_mutations() -> None:
+    assert PER_TYPE >= AT_LEAST
+    assert PER_TYPE * TYPES >= ALL
+    assert TYPES >= 47
+
+
+def test_every_message_between_actors_goes_to_some_inbox() -> None:
+    known = {kind for kinds in DOORS.values() for kind in kinds}
+    sent = set(ActorMessage.__subclasses__())
+    assert sent <= known
+
+
+def test_every_door_has_its_test() -> None:
+    sources = "".join(path.read_text() for path in HERE.glob("test_*.py"))
+    assert all(f'"{name}"' in sources for name in DOORS)

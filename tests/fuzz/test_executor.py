@@ -26,8 +26,7 @@ from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.request import RequestOptions, RowRequest
-from tests.fuzz.doors import DOORS, PER_TYPE
-from tests.fuzz.flat import Flat
+from tests.fuzz.doors import DOORS, PER_TYPE, Flat
 from tests.fuzz.mail import Inbox, Outbox
 from tests.fuzz.mutations import mutations
 

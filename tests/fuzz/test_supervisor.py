@@ -21,7 +21,7 @@ from hearth.daemon.supervision.supervisor import Listeners, Supervisor
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.loading import Stage
-from tests.fuzz.flat import all_mutations
+from tests.fuzz.doors import all_mutations
 from tests.fuzz.mail import CONTEXT, Inbox
 
 ENCODE = msgspec.msgpack.encode

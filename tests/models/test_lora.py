@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from models.adapter_stream import ROWS, adapter_batches  # noqa: E402 - behind the skip above
-from models.lora import attach, write_adapter  # noqa: E402 - needs torch
+from models.lora import attach, write_adapter  # noqa: E402 - behind the skip above
 from models.peft_folder import config_of, merged  # noqa: E402 - behind the skip above
-from models.rewordings import BASE, spoken  # noqa: E402 - likewise
-from models.train_adapter import rate_at, train  # noqa: E402 - needs torch
+from models.rewordings import BASE, spoken  # noqa: E402 - behind the skip above
+from models.train_adapter import rate_at, train  # noqa: E402 - behind the skip above
 
 
 def test_an_adapter_begins_as_nothing_and_merges_as_it_computes(tmp_path: Path) -> None:
@@ -65,3 +65,17 @@ def test_batches_are_of_rows_of_like_length_from_a_seed(monkeypatch: pytest.Monk
     assert all(np.array_equal(one.ids, two.ids) for one, two in zip(first, again, strict=True))
     assert {len(one.ids) for one in first} == {ROWS}
     assert all(one.answers.any(axis=1).all() for one in first)
+
+
+def test_loss_is_that_of_the_answers_alone() -> None:
+    from models.folder import new_model  # noqa: PLC0415 - needs torch
+    from models.train import loss_of  # noqa: PLC0415 - needs torch
+
+    torch.manual_seed(0)
+    model = new_model()
+    ids = torch.randint(3, 1000, (2, 12))
+    answers = torch.zeros_like(ids, dtype=torch.bool)
+    answers[:, 5:8] = True
+    logits = model(input_ids=ids).logits[:, 4:7].reshape(-1, 1024)
+    expected = torch.nn.functional.cross_entropy(logits, ids[:, 5:8].reshape(-1))
+    assert loss_of(model, ids, answers).item() == pytest.approx(expected.item(), rel=1e-4)

@@ -12,8 +12,7 @@ import click
 
 from hearth.daemon.cli.errors import run_and_exit
 from tests.system.faults.command import faults
-from tests.system.overload import overload
-from tests.system.overload_rows import ROWS
+from tests.system.overload import ROWS, overload
 from tests.system.soak import soak
 
 RUNS: dict[str, click.Command] = {"faults": faults, "overload": overload, "soak": soak}

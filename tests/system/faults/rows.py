@@ -9,11 +9,8 @@ from tests.system.faults import (
     clients,
     ends,
     executor,
-    flood,
     identities,
     inputs,
-    spilled,
-    stalls,
     vision_faults,
     weights,
 )
@@ -44,7 +41,7 @@ HELD = (
         "first tokens and whole replies at the 99th percentile, and the longest, within 1.3 of "
         "first come, first served; no stream stands still for 1 s; the light one has each first "
         "token within 2 s",
-        stalls.equal_clients,
+        clients.equal_clients,
     ),
 )
 FAULTS = (
@@ -101,7 +98,7 @@ FAULTS = (
         "taken, beside a stream; then it burns as much CPU and sends nothing",
         "the stream has nine tenths of the tokens a second that it has beside the latter, and no "
         "gap above 150 ms",
-        flood.flood,
+        clients.flood,
     ),
     Row(
         "GPU actor killed",
@@ -307,7 +304,7 @@ INPUTS = (
         "of another version, cut short",
         "whole ones are reused; of the others none, each is named in the log and removed; the "
         "reply is always the one without them; mode 600",
-        spilled.pages_on_disk,
+        weights.pages_on_disk,
     ),
     Row(
         "Message version",

@@ -11,7 +11,7 @@ from models.vision.tokens import vision_tokenizer
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-TEXT = Path(__file__).parents[3] / "models" / "home"
+TEXT = Path(__file__).parents[2] / "models" / "home"
 
 
 @pytest.mark.parametrize("size", SIZES[:2])

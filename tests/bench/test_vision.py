@@ -1,6 +1,10 @@
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 
 from hearth.bench.vision.asking import Asked, Rates
+from hearth.bench.vision.command import vision
 from hearth.bench.vision.figures import (
     Looks,
     SizeFigures,
@@ -11,6 +15,41 @@ from hearth.bench.vision.figures import (
     ratio_of,
     size_figures,
 )
+from hearth.bench.vision.photographs import SIZES, photograph, renamed
+from hearth.bench.vision.worker import PictureJob, PictureWorker
+from hearth.runtime.errors import HearthError
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.headers import read_header
+from tests.bench.running import hide, run
+from tests.vision_models import write_vision_model
+
+
+@pytest.mark.slow
+def test_the_command_measures_every_stage_without_a_peer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hidden := tmp_path / "hidden").mkdir()
+    hide(hidden, "torch", monkeypatch)
+    model = write_vision_model(tmp_path / "model", "qwen3_vl")
+    code, figures = run("vision", "--model", str(model), "--cache", str(tmp_path), "--quick")
+    assert code == 0
+    assert set(figures["sizes"]) == {"224x224", "640x480", "1920x1080"}
+    for size in figures["sizes"].values():
+        assert min(size["decode_ms"], size["engine_ms"], size["prefill_ms"], size["ttft_ms"]) > 0
+    assert figures["cached_ms"] > 0
+    assert figures["text_row_loss"] < 1
+    assert figures["beside"]["text_tokens_per_s"] > 0
+    assert figures["hidden"]["images"] == 4
+    assert (figures["preprocess_vs_transformers"], figures["ttft_vs_transformers"]) == (None, {})
+    assert figures["memory_mb"]["daemon"] > 0
+    assert [one.partition(":")[0] for one in figures["notes"]] == ["transformers"]
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    found = CliRunner().invoke(vision, ["--model", str(tmp_path)], standalone_mode=False)
+    assert isinstance(found.exception, HearthError)
+    assert str(tmp_path) in found.exception.message
 
 
 def asked(ttft: float = 0.03, token: int = 7) -> Asked:
@@ -96,3 +135,54 @@ def test_missed_aims_are_named_and_what_was_not_measured_misses_none() -> None:
     slow = size_figures(looks(transformers__first_token=[0.03], transformers__patches=[0.004]))
     late = figures(dict.fromkeys(sizes, slow), cached_ms=2.0, text_row_loss=0.06)
     assert len(missed_aims(late)) == 5
+
+
+def test_a_photograph_is_a_file_of_its_size_and_the_same_each_time() -> None:
+    size = SIZES[0]
+    data = photograph(size)
+    picture = read_header(memoryview(data))
+    assert (picture.kind, picture.width, picture.height) == ("jpeg", *size)
+    assert data == photograph(size)
+    assert data != photograph(size, seed=1)
+
+
+def test_a_renamed_one_has_the_same_pixels_in_other_bytes() -> None:
+    data = photograph(SIZES[0])
+    files = [data, renamed(data, 1), renamed(data, 2)]
+    assert len(set(files)) == 3
+    pixels = [decode(memoryview(one), read_header(memoryview(one))).tobytes() for one in files]
+    assert len(set(pixels)) == 1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_vision_model(tmp_path_factory.mktemp("seeing") / "model", "qwen3_vl")
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    file = tmp_path / "picture.jpg"
+    file.write_bytes(photograph(SIZES[0]))
+    return file
+
+
+def test_hearth_makes_patches_and_nothing_else(model: Path, picture: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    export_model(model, engine, ExportOptions(max_batch=1, capacity=64))
+    worker = PictureWorker(PictureJob(contender="hearth", path=str(engine)), tmp_path / "log")
+    assert worker.works == ["patches"]
+    looked = worker.look("patches", picture)
+    assert looked.seconds > 0
+    assert looked.rss_bytes > 0
+    with pytest.raises(HearthError, match="in its daemon"):
+        worker.look("first_token", picture)
+    worker.close()
+
+
+def test_a_missing_library_says_what_installs_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, "torch", monkeypatch)
+    job = PictureJob(contender="transformers", path=str(model))
+    with pytest.raises(HearthError, match="pip install torch"):
+        PictureWorker(job, tmp_path / "log")
