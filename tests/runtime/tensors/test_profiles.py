@@ -1,10 +1,15 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
+from hearth.runtime.config import DRAFT_ARCHITECTURE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
 from hearth.runtime.tensors.profiles import (
+    bucket_for,
+    bucket_sizes,
     build_profiles,
     captured_prompts,
     captured_widths,
@@ -12,7 +17,63 @@ from hearth.runtime.tensors.profiles import (
     generation_profile,
     prefill_width,
     prefill_widths,
+    static_dims,
 )
+from tests.runtime.engine_configs import small_config
+
+
+def _sizes(dims: InferenceDims) -> tuple[int, ...]:
+    return tuple(dims)
+
+
+def test_the_five_recipes() -> None:
+    # batch, seq, kv, select, mask columns, start indices
+    assert _sizes(InferenceDims.prefill(3, 40, 256)) == (3, 40, 256, 1, 40, 3)
+    assert _sizes(InferenceDims.decode(3, 256)) == (3, 1, 256, 1, 1, 3)
+    assert _sizes(InferenceDims.spec_verify(2, 60, 512)) == (2, 60, 512, 60, 60, 2)
+    assert _sizes(InferenceDims.proposal(2, 33, 10, 512)) == (2, 33, 512, 10, 33, 2)
+    assert _sizes(InferenceDims.accept(2, 7, 512)) == (2, 7, 512, 1, 7, 2)
+
+
+def test_equal_steps_are_equal_keys() -> None:
+    assert len({InferenceDims.decode(1, 256), InferenceDims.prefill(1, 1, 256)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sizes"),
+    [
+        (100, (100,)),
+        (256, (256,)),
+        (257, (256, 257)),
+        (384, (256, 384)),
+        (600, (256, 384, 512, 600)),
+        (2048, (256, 384, 512, 768, 1024, 2048)),
+        (3000, (256, 384, 512, 768, 1024, 2048, 3000)),
+    ],
+)
+def test_buckets_are_nearer_to_each_other_where_most_rows_end(
+    capacity: int, sizes: tuple[int, ...]
+) -> None:
+    assert bucket_sizes(capacity) == sizes
+
+
+def test_a_gpu_has_one_size() -> None:
+    assert bucket_sizes(2048, "cuda") == (2048,)
+
+
+@given(st.integers(1, 10_000), st.data())
+def test_the_smallest_bucket_that_fits_is_taken(capacity: int, data: st.DataObject) -> None:
+    slots = data.draw(st.integers(1, capacity))
+    bucket = bucket_for(slots, bucket_sizes(capacity))
+    assert slots <= bucket <= capacity
+    assert not any(slots <= size < bucket for size in bucket_sizes(capacity))
+
+
+def test_more_than_the_capacity_is_refused() -> None:
+    with pytest.raises(HearthError) as caught:
+        bucket_for(513, (256, 512))
+    assert caught.value.code == "capacity_exceeded"
+
 
 CONFIG = simulated_config(max_batch=4, capacity=1000, prefill_chunk=128)
 
@@ -135,3 +196,52 @@ def test_a_chunk_runs_in_a_captured_width_where_there_is_room() -> None:
     assert widths == [32, 64, 256, 320, 320]
     # Then in another that was run before, and last in its own.
     assert [prefill_width(config, 65, room) for room in (128, 127, 79)] == [128, 80, 65]
+
+
+SIZES = (1, 2, 4)
+PLAN = structs.replace(
+    small_config(), backend="tensorrt", device="cuda", static_decode_batches=SIZES
+)
+BASE = structs.replace(
+    PLAN,
+    enable_eagle_spec_decode=True,
+    eagle_layers=(0, 1, 2),
+    output_hidden_dim=48,
+    max_verify_tree_size=9,
+)
+DRAFT = structs.replace(
+    PLAN,
+    architecture=DRAFT_ARCHITECTURE,
+    num_decoder_layers=1,
+    base_hidden_dim=48,
+    max_draft_tree_size=6,
+    static_drafting=(2, 3),
+)
+
+
+def test_a_plain_engine_decodes() -> None:
+    assert static_dims(PLAN) == tuple(InferenceDims.decode(size, 64) for size in SIZES)
+
+
+@pytest.mark.parametrize("batch", SIZES)
+def test_a_base_decodes_and_verifies(batch: int) -> None:
+    profiles = build_profiles(BASE)
+    assert len(profiles) == 7
+    decode, verify = InferenceDims.decode(batch, 64), InferenceDims.spec_verify(batch, 9, 64)
+    assert set(profiles[generation_profile(BASE, batch)]) == {decode}
+    assert set(profiles[generation_profile(BASE, batch, second=True)]) == {verify}
+
+
+@pytest.mark.parametrize("batch", SIZES)
+def test_a_draft_proposes_and_takes_a_rounds_tokens(batch: int) -> None:
+    profiles = build_profiles(DRAFT)
+    assert len(profiles) == 7
+    proposal, accept = InferenceDims.proposal(batch, 6, 2, 64), InferenceDims.accept(batch, 4, 64)
+    assert set(profiles[generation_profile(DRAFT, batch)]) == {proposal}
+    assert set(profiles[generation_profile(DRAFT, batch, second=True)]) == {accept}
+
+
+def test_without_static_sizes_one_profile_serves_all() -> None:
+    dynamic = structs.replace(DRAFT, static_decode_batches=(), static_drafting=())
+    assert len(build_profiles(dynamic)) == 2
+    assert generation_profile(dynamic, 2) == generation_profile(dynamic, 3, second=True) == 1
