@@ -1,10 +1,13 @@
 """Configurations of engines that take adapters, of the size of a reference model."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
 from hearth.runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
 from hearth.runtime.export.model_config import load_model_config
 from tests.references import reference_folder
 from tests.runtime.engine_configs import small_config
@@ -28,3 +31,14 @@ def adapter_config(rank: int = 8, **fields: Any) -> LLMEngineRunnerConfig:
         lora_targets=LORA_TARGETS if rank else (),
         **fields,
     )
+
+
+def refusal(
+    read: Callable[[Path, LLMEngineRunnerConfig], object], folder: Path
+) -> HearthError | None:
+    """The error of reading the adapter in `folder`, or None where it is read."""
+    try:
+        read(folder, adapter_config())
+    except HearthError as error:
+        return error
+    return None

@@ -1,3 +1,4 @@
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -5,11 +6,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from hearth.bench.load_clients import simulated_stream
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.errors import HearthError
-from hearth.runtime.lora.adapter import Adapter, LowRank
+from hearth.runtime.export import ExportOptions, export_model
+from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.lora.adapter import Adapter, LowRank, simulated_shift
 from hearth.runtime.lora.lora_manager import SLOTS, LoRAManager
+from hearth.runtime.options import RuntimeOptions
+from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.tensors.lora import RANK, lora_inputs
 from hearth.runtime.tensors.tensor import Tensor
 from tests.low_rank_models import Adapter as Pairs
@@ -153,3 +159,29 @@ def test_kernels_bind_slots_and_a_rank_while_an_adapter_is_active() -> None:
         assert slots[RANK].array.tolist() == [rank]
     check(found, KERNELS, FIRST)
     assert all(pair.rank % 16 == 0 for pair in lora_inputs(KERNELS))
+
+
+REFERENCE = Path(__file__).parents[2] / "references" / "qwen3"
+
+
+def test_tokens_follow_from_the_adapter_that_is_bound(tmp_path: Path) -> None:
+    options = ExportOptions(capacity=64, max_batch=2, max_lora_rank=2)
+    export_model(REFERENCE, tmp_path / "engine", options)
+    simulated = RuntimeOptions(engine_kind="simulated")
+    with closing(LLMInferenceRuntime.open(tmp_path / "engine", simulated)) as runtime:
+        for name in ("a", "b"):
+            # Nothing is read of an adapter but its name.
+            runtime.load_adapter(name, tmp_path)
+        for name in ("", "a", "b", "a", ""):
+            asked = RequestOptions(max_tokens=5, adapter=name)
+            row = RowRequest(token_ids=[3, 4], prompt_length=2, options=asked)
+            given = runtime.handle_request(GenerationRequest(rows=[row])).rows[0].token_ids
+            assert given == simulated_stream(runtime.config, [3, 4], 5, name)
+        with pytest.raises(HearthError) as caught:
+            runtime.switch_adapter("c")
+        assert caught.value.code == "adapter_unknown"
+
+
+def test_names_differ_and_none_is_nothing() -> None:
+    assert simulated_shift("") == 0
+    assert len({simulated_shift(name) for name in ("", "a", "b", "adapter-0", "adapter-1")}) == 5

@@ -15,7 +15,7 @@ from hearth.runtime.lora.adapter import other_base
 from hearth.runtime.lora.peft import read_peft
 from tests.low_rank_models import Array, random_adapter
 from tests.peft_models import change_fields, change_tensors, write_peft
-from tests.runtime.lora.adapter_configs import BASE, adapter_config
+from tests.runtime.lora.adapter_configs import BASE, adapter_config, refusal
 
 A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
 B = A.replace("lora_A", "lora_B")
@@ -289,19 +289,11 @@ def test_an_adapter_takes_one_handle_and_gives_it_back(
         return found
 
     monkeypatch.setattr(TensorFile, "read", read)
-    refused = attempt(folder)
+    refused = refusal(read_peft, folder)
     assert (refused is None) != spoilt
     assert max(most) == before + 1
     # The error and its frames are alive still.
     assert open_handles() == before
-
-
-def attempt(folder: Path) -> HearthError | None:
-    try:
-        read_peft(folder, adapter_config())
-    except HearthError as error:
-        return error
-    return None
 
 
 def open_handles() -> int:
