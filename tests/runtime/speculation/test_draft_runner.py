@@ -22,8 +22,8 @@ from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
 from hearth.runtime.speculation.draft_runner import DraftEntries, EagleDraftRunner, NewestEntries
 from tests.runtime.arrangements import REQUEST
-from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders
+from tests.runtime.kv_cache.arranged_rows import cache_view
 
 EAGLE = EagleDraftingConfig(drafting_top_k=2, drafting_step=3, verify_tree_size=8)
 TOKENS = list(range(3, 13))

@@ -1,3 +1,5 @@
+"""Rounds: which are tried, what is counted, and the closed formula of what they accept."""
+
 import itertools
 import random
 from collections.abc import Callable
@@ -5,9 +7,12 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
+from hearth.runtime.request import RowRound
 from hearth.runtime.speculation import policy as policy_module
-from hearth.runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.speculation.policy import EagleGenerationMetrics, SpeculationPolicy
+from tests.runtime.generation.test_speculative import CONFIG, NODES, drain, make, row
 
 STEP_S = 0.010
 NOISE = 0.2
@@ -227,3 +232,73 @@ def test_after_any_records_it_finds_the_faster_way_again(
 def test_two_policies_share_nothing() -> None:
     run(500, 1, constant(0.1), policy=SpeculationPolicy(1))
     assert SpeculationPolicy(1).wants(1)
+
+
+def test_rounds_add_up_over_rows_and_steps() -> None:
+    metrics = EagleGenerationMetrics()
+    metrics.record(
+        [RowRound(0, 5, 3), RowRound(2, 4, 1)], draft_s=0.25, verify_s=0.5, commit_s=0.125
+    )
+    metrics.record([RowRound(0, 5, 2)], draft_s=0.25, verify_s=0.5, commit_s=0.125)
+    assert (metrics.steps, metrics.rounds, metrics.drafted, metrics.accepted) == (2, 3, 14, 6)
+    assert (metrics.draft_s, metrics.verify_s, metrics.commit_s) == (0.5, 1.0, 0.25)
+    assert metrics.accept_length == 2.0
+
+
+def test_positions_tell_how_far_rounds_came() -> None:
+    metrics = EagleGenerationMetrics()
+    rows = [RowRound(0, 9, 1), RowRound(1, 9, 4), RowRound(2, 9, 2), RowRound(3, 9, 1)]
+    metrics.record(rows, draft_s=0.0, verify_s=0.0, commit_s=0.0)
+    assert metrics.accepted_by_position == [4, 2, 1, 1]
+    assert sum(metrics.accepted_by_position) == metrics.accepted
+    assert metrics.accept_rates == pytest.approx([1.0, 0.5, 0.25, 0.25])
+
+
+def test_a_step_without_speculating_rows_costs_time_and_gives_no_round() -> None:
+    metrics = EagleGenerationMetrics()
+    metrics.record([], draft_s=0.0, verify_s=1.0, commit_s=0.0)
+    assert (metrics.steps, metrics.rounds, metrics.verify_s) == (1, 0, 1.0)
+
+
+def test_nothing_done_has_no_length() -> None:
+    metrics = EagleGenerationMetrics()
+    assert metrics.accept_length == 0.0
+    assert metrics.accept_rates == []
+    # What happened between two readings, if nothing did.
+    assert EagleGenerationMetrics(accepted_by_position=[0, 0]).accept_rates == []
+
+
+def test_two_metrics_share_nothing() -> None:
+    first, second = EagleGenerationMetrics(), EagleGenerationMetrics()
+    first.record([RowRound(0, 1, 2)], draft_s=0.0, verify_s=0.0, commit_s=0.0)
+    assert second.accepted_by_position == []
+
+
+ROWS, TOKENS = 4, 1_500
+
+
+def expected_length(rate: float) -> float:
+    """Tokens a round of a chain whose tokens are each right with `rate`: the sum of its powers.
+
+    Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", equation 1.
+    """
+    return sum(rate**place for place in range(NODES))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 0.9, 1.0])
+def test_accept_length_is_that_of_the_formula(rate: float) -> None:
+    rng = random.Random(7)
+
+    def hits(_position: int) -> int:
+        return next((n for n in range(NODES - 1) if rng.random() >= rate), NODES - 1)
+
+    runtime, _ = make(hits, structs.replace(CONFIG, max_kv_cache_capacity=2_048))
+    runtime.admit([row([3 + number], TOKENS) for number in range(ROWS)])
+    tokens, steps = drain(runtime)
+    metrics = runtime.speculation_metrics
+    assert metrics.accept_length == pytest.approx(expected_length(rate), rel=0.03)
+    for place, share in enumerate(metrics.accept_rates):
+        assert share == pytest.approx(rate**place, abs=0.03)
+    # The first token of a row comes with its prompt, all others from rounds.
+    assert metrics.accepted == sum(map(len, tokens.values())) - ROWS == ROWS * (TOKENS - 1)
+    assert metrics.steps == len(steps) - 1
