@@ -16,7 +16,7 @@ from hearth.runtime.generation.deployment import load_deployment
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
-from tests.runtime.device.cuda.test_gpu_facts import ClusterDriver
+from tests.runtime.device.cuda.test_driver import ClusterDriver
 from tests.runtime.executor.kernels.model_shapes import GPUS
 
 

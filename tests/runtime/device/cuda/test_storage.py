@@ -1,8 +1,14 @@
+"""Storage on a GPU: rows, copies, and pages that go to disk and back into the slots of a row."""
+
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
 from numpy.typing import NDArray
 
 from hearth.runtime.batch import RowMove
@@ -10,10 +16,20 @@ from hearth.runtime.device.cpu.ops import CpuCacheStorage
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.cuda.storage import CudaCacheStorage
 from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
+from hearth.runtime.kv_cache.disk_tier import DiskTier
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
+from hearth.runtime.kv_cache.page_pool import PagePool
+from hearth.runtime.kv_cache.pages import Match, Place, Save, TierCapacity
 from hearth.runtime.reference.ops import PageCopy
 from hearth.runtime.tensors.tensor import Tensor
+from tests.runtime.kv_cache.arranged_rows import House, live
+from tests.runtime.kv_cache.prompts import files, pages
 
 pytestmark = pytest.mark.gpu
+
 LAYERS, HEADS, SLOTS = 3, 2, 19
 BFLOAT = np.dtype(ml_dtypes.bfloat16)
 # Types and widths: 16-byte units, 2-byte units, and sizes between.
@@ -157,10 +173,10 @@ def test_pages_hold_what_rows_held(
         for page, offset in enumerate(random(0, 9, 90).tolist())
     ]
     loads = [PageCopy(int(random(90)), 1, row, 9 * half, 7) for row in range(6) for half in (0, 1)]
-    for storage, pages in ((caches.cpu, host), (caches.cuda, pool)):
-        storage.save(pages, saves, SLOTS)
-        storage.load(pages, loads, SLOTS)
-        storage.load(pages, [], SLOTS)
+    for storage, held in ((caches.cpu, host), (caches.cuda, pool)):
+        storage.save(held, saves, SLOTS)
+        storage.load(held, loads, SLOTS)
+        storage.load(held, [], SLOTS)
     caches.check()
     gpu.stream.synchronize()
     kept = pool.array if pinned else gpu.read(pool)
@@ -227,3 +243,90 @@ def test_what_a_cache_cannot_do_is_refused(gpu: CudaDevice) -> None:
     with pytest.raises(HearthError, match="does not fit"):
         caches.cuda.write_row(0, [np.zeros((HEADS, 1, 8))] * 6, SLOTS)
     caches.check()
+
+
+CONFIG = structs.replace(
+    simulated_config(layers=3, max_batch=6, capacity=64),
+    device="cuda",
+    dtype="float16",
+    kv_cache_dtype="float16",
+    num_kv_heads=2,
+    head_dim=8,
+)
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_rows_hold_what_they_held_wherever_they_are_placed(
+    gpu: CudaDevice, data: st.DataObject
+) -> None:
+    live(House(CONFIG, gpu, gpu.read), data, 40)
+
+
+SPILLING = structs.replace(
+    simulated_config(layers=3, max_batch=2, capacity=256),
+    device="cuda",
+    dtype="float16",
+    kv_cache_dtype="float16",
+    num_kv_heads=2,
+    head_dim=16,
+)
+TOKENS = 96
+WORTH_TRIALS = 4
+
+
+def test_pages_go_to_disk_behind_the_stream_and_come_back(gpu: CudaDevice, tmp_path: Path) -> None:
+    caches = HybridCacheManager(SPILLING, gpu)
+    caches.reset(2)
+    numbers = np.random.default_rng(0)
+    kept = [
+        numbers.standard_normal(part.shape).astype(part.dtype) for part in caches.kv.capture(0, 96)
+    ]
+    caches.kv.restore(1, kept)
+    pool = PagePool(gpu, [caches], TierCapacity(4, 0, 20))
+    disk_cache = DiskCache(
+        tmp_path, b"engine", pool.page_bytes, 20 * (HEAD_BYTES + pool.page_bytes)
+    )
+    disk = DiskTier(pool, disk_cache)
+    saved = pages([1, 2, 3])
+    places = [Place("device", slot) for slot in (3, 0, 2)]
+    saves = [
+        Save(page, place, 32 * number, base=True, draft=False)
+        for number, (page, place) in enumerate(zip(saved, places, strict=True))
+    ]
+    pool.save(saves, 1)
+    for page, place in zip(saved, places, strict=True):
+        disk.write(page, place)
+        page.on_disk = True
+    disk.close([])
+    assert len(files(tmp_path)) == 3
+    disk_cache = DiskCache(
+        tmp_path, b"engine", pool.page_bytes, 20 * (HEAD_BYTES + pool.page_bytes)
+    )
+    loads = PageLoads(pool, DiskTier(pool, disk_cache), LoadCostModel(), 8)
+    for _ in range(WORTH_TRIALS):
+        caches.kv.zero(0, 0, TOKENS)
+        match = loads.take(Match(tuple(saved), TOKENS))
+        assert match.tokens == TOKENS
+        loads.load(match, 0, TOKENS, 0)
+        loads.done()
+        for one, other in zip(caches.kv.capture(0, TOKENS), kept, strict=True):
+            assert np.array_equal(one, other)
+    loads.computed(1 << 20, 1e-9)
+    assert loads.take(Match(tuple(saved), TOKENS)).tokens == 0
+
+
+def test_a_buffer_is_written_copied_and_cleared_in_the_streams_order(gpu: CudaDevice) -> None:
+    size = (3 << 20) + 5
+    array = np.random.default_rng(0).integers(0, 255, size).astype(np.uint8)
+    source, target = (gpu.zeros(name, (size,), array.dtype) for name in ("source", "target"))
+    gpu.put(source, array)
+    gpu.copy(target, source)
+    gpu.put(source, array[::-1])
+    assert np.array_equal(gpu.read(target), array)
+    gpu.copy(target, source)
+    assert np.array_equal(gpu.read(target), array[::-1])
+    gpu.copy(target, None)
+    assert not gpu.read(target).any()
