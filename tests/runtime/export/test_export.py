@@ -1,10 +1,18 @@
-import os
-from pathlib import Path
+"""Exports of whole folders, which need memory for pieces of a model, not for the model."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from hearth.runtime.config import WEIGHTS_FILE, load_config
 from hearth.runtime.engine_folder import (
@@ -18,9 +26,17 @@ from hearth.runtime.engine_folder import (
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.export import export as export_module
-from hearth.runtime.export.checkpoint import Checkpoint
-from hearth.runtime.export.layout import EMBEDDING
-from hearth.runtime.export.options import check_options
+from hearth.runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from hearth.runtime.export.draft_config import DraftOptions
+from hearth.runtime.export.layout import EMBEDDING, expected_tensors
+from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export.options import (
+    check_options,
+    resolve_block_size,
+    resolve_capacity,
+    resolve_chunk,
+    resolve_dialect,
+)
 from hearth.runtime.rope import rope_tables
 from hearth.runtime.runner.engine_tables import read_shapes
 from tests.references import reference_folder
@@ -203,3 +219,184 @@ def test_a_bad_model_is_refused_before_anything_is_written(tmp_path: Path) -> No
     with pytest.raises(HearthError):
         export_model(source, tmp_path / "out" / "engine", ExportOptions())
     assert not (tmp_path / "out").exists()
+
+
+MEASURE = """
+import sys
+from pathlib import Path
+from hearth.runtime.export import ExportOptions, export_model
+
+def kibibytes(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+start = kibibytes("VmRSS")
+export_model(Path(sys.argv[1]), Path(sys.argv[2]), ExportOptions(quantization=sys.argv[3]))
+print((kibibytes("VmHWM") - start) << 10)
+"""
+
+
+def make_model(folder: Path, shards: int, **sizes: int) -> Path:
+    """A Qwen3 model in bfloat16 whose weights repeat a few random values."""
+    copy_model("qwen3", folder, **sizes, layer_types=None)
+    (folder / SINGLE_FILE).unlink()
+    names = dict(expected_tensors(load_model_config(folder)))
+    random = np.random.default_rng(0)
+    weight_map: dict[str, str] = {}
+    for shard in range(shards):
+        file = f"model-{shard}.safetensors"
+        part = {name: names[name] for name in list(names)[shard::shards]}
+        tensors = {name: repeated(random, shape) for name, shape in part.items()}
+        save_file(tensors, folder / file)
+        weight_map |= dict.fromkeys(part, file)
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+def repeated(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Values that differ from tensor to tensor, since equal weights would be stored once."""
+    values = random.standard_normal(9973, np.float32).astype(ml_dtypes.bfloat16)
+    return np.resize(values, shape)
+
+
+def peak_above_start(model: Path, target: Path, quantization: str) -> int:
+    command = [sys.executable, "-c", MEASURE, str(model), str(target), quantization]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        command, cwd=root, env=os.environ, capture_output=True, check=True, text=True
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_memory_stays_far_below_the_model(tmp_path: Path, quantization: str) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 12}
+    model = make_model(tmp_path / "m", shards=2, vocab_size=4096, **sizes)
+    total = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    assert total > 150e6
+    assert peak_above_start(model, tmp_path / "engine", quantization) < 80e6
+
+
+@pytest.mark.parametrize(("quantization", "shards"), [("none", 1), ("int4", 6)])
+def test_memory_stays_below_half_of_a_large_table(
+    tmp_path: Path, quantization: str, shards: int
+) -> None:
+    """Of the embedding in float32; the logits of the known answer take a part of it too."""
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 64}
+    model = make_model(tmp_path / "m", shards, vocab_size=151_936, num_hidden_layers=1, **sizes)
+    table = 151_936 * 512 * 4
+    peak = peak_above_start(model, tmp_path / "engine", quantization)
+    assert peak < table / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dialect", "modern"),
+        ("dtype", "float64"),
+        ("quantization", "int2"),
+        ("block_size", -1),
+        ("block_size", 48),
+        ("capacity", -1),
+        ("capacity", 1),
+        ("max_batch", 0),
+        ("max_batch", 999_999_999),
+        ("prefill_chunk", -1),
+        ("prefill_chunk", 99_999_999),
+        ("capacity", 1 << 21),
+    ],
+)
+def test_an_option_without_meaning_is_named(name: str, value: Any) -> None:
+    options = msgspec.structs.replace(ExportOptions(), **{name: value})
+    with pytest.raises(HearthError) as caught:
+        check_options(options)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", name)
+
+
+def test_blocks_of_weights_that_are_not_quantised_are_refused() -> None:
+    check_options(ExportOptions(block_size=64, quantization="int8"))
+    with pytest.raises(HearthError) as caught:
+        check_options(ExportOptions(block_size=64))
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "block_size")
+
+
+def test_bfloat16_is_for_a_gpu_without_trees() -> None:
+    graph = ExportOptions(dtype="bfloat16", backend="onnxruntime", device="cuda")
+    check_options(graph)
+    chains = DraftOptions(folder=Path("d"), verify="chains")
+    check_options(msgspec.structs.replace(graph, draft=chains))
+    trees = msgspec.structs.replace(graph, draft=DraftOptions(folder=Path("d")))
+    for options in (ExportOptions(dtype="bfloat16"), trees):
+        with pytest.raises(HearthError) as caught:
+            check_options(options)
+        assert (caught.value.code, caught.value.field) == ("unsupported_option", "dtype")
+
+
+def test_the_defaults_pass() -> None:
+    check_options(ExportOptions())
+
+
+@pytest.mark.parametrize(
+    ("version", "dialect"),
+    [("1.23.2", "classic"), ("1.24.0", "native"), ("1.31.1", "native"), ("2.0.0rc1", "native")],
+)
+def test_auto_is_the_newest_dialect_that_the_runtime_reads(version: str, dialect: str) -> None:
+    assert resolve_dialect(ExportOptions(), version) == dialect
+
+
+@pytest.mark.parametrize("dialect", ["native", "classic"])
+def test_a_chosen_dialect_stays(dialect: Any) -> None:
+    assert resolve_dialect(ExportOptions(dialect=dialect), "1.23.2") == dialect
+
+
+@pytest.mark.parametrize(
+    ("capacity", "longest", "expected"), [(0, 512, 512), (0, 40960, 4096), (8192, 40960, 8192)]
+)
+def test_capacity(capacity: int, longest: int, expected: int) -> None:
+    assert resolve_capacity(ExportOptions(capacity=capacity), longest) == expected
+
+
+def test_a_capacity_beyond_the_model_is_refused() -> None:
+    with pytest.raises(HearthError) as caught:
+        resolve_capacity(ExportOptions(capacity=513), 512)
+    assert caught.value.field == "capacity"
+
+
+@pytest.mark.parametrize(
+    ("asked", "capacity", "chunk"), [(0, 4096, 256), (0, 96, 96), (64, 96, 64)]
+)
+def test_a_prefill_chunk(asked: int, capacity: int, chunk: int) -> None:
+    assert resolve_chunk(ExportOptions(prefill_chunk=asked), capacity) == chunk
+
+
+def test_a_prefill_chunk_beyond_the_capacity_is_refused() -> None:
+    with pytest.raises(HearthError, match="at most 96, the capacity") as caught:
+        resolve_chunk(ExportOptions(prefill_chunk=97), 96)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "prefill_chunk")
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs", "expected"),
+    [
+        (ExportOptions(), [7], 0),
+        (ExportOptions(quantization="int8"), [1024, 3072], 128),
+        (ExportOptions(quantization="int8"), [192, 512], 64),
+        (ExportOptions(quantization="int4"), [1024, 3072], 32),
+        (ExportOptions(quantization="int4"), [1024, 48], 16),
+        (ExportOptions(quantization="int4", block_size=256), [1024, 512], 256),
+    ],
+)
+def test_block_size(options: ExportOptions, inputs: list[int], expected: int) -> None:
+    assert resolve_block_size(options, inputs) == expected
+
+
+@pytest.mark.parametrize(
+    ("block_size", "inputs"), [(0, [1024, 40]), (64, [1024, 96]), (256, [128, 256])]
+)
+def test_a_block_that_does_not_divide_a_projection_is_refused(
+    block_size: int, inputs: list[int]
+) -> None:
+    with pytest.raises(HearthError) as caught:
+        resolve_block_size(ExportOptions(quantization="int8", block_size=block_size), inputs)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "block_size")

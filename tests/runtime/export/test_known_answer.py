@@ -23,7 +23,8 @@ from hearth.runtime.export.model_config import load_model_config
 from hearth.runtime.export.reference_pass import reference_logits
 from hearth.runtime.export.rounded_weights import RoundedWeights
 from hearth.runtime.known_answer import KnownAnswer, load_answer
-from tests.references import reference_folder
+from tests.references import NAMES, reference_folder
+from tests.references import reference_logits as stored_logits
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.export.hugging_face import change_tensors, copy_model
 
@@ -162,3 +163,14 @@ def test_a_drift_is_the_divergence_of_all_shares(monkeypatch: pytest.MonkeyPatch
     assert (drift.positions, drift.same) == (2, 1)
     assert drift.largest == pytest.approx(0.25 * np.log(2), abs=1e-6)
     assert drift.mean == pytest.approx(drift.largest / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_pass_gives_the_logits_of_the_reference(name: str) -> None:
+    folder = reference_folder(name)
+    model = load_model_config(folder)
+    weights = RoundedWeights(Checkpoint(folder), engine_config(model, ExportOptions()))
+    for row in stored_logits(name):
+        logits = reference_logits(model, weights, row.token_ids)
+        assert logits.dtype == np.float32
+        np.testing.assert_allclose(logits, row.logits, rtol=0, atol=1e-4)

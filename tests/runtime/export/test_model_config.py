@@ -5,8 +5,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from hearth.runtime.config import RopeConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export.model_config import load_model_config
+from hearth.runtime.export import ExportOptions
+from hearth.runtime.export.engine_files import engine_config, resolve_head
+from hearth.runtime.export.json_file import Fields
+from hearth.runtime.export.model_config import load_model_config, read_rope
+from hearth.runtime.packages import VERSION
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model
 
@@ -207,3 +212,199 @@ def test_an_end_token_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
     assert fault(tmp_path) == ("model_invalid", "config.json")
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(**fields: Any) -> RopeConfig:
+    return read_rope(Fields(fields, "config.json"), 64)
+
+
+def rope_fault(**fields: Any) -> tuple[str, str | None]:
+    with pytest.raises(HearthError) as caught:
+        read(**fields)
+    return caught.value.code, caught.value.field
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        ({"rope_type": "default"}, RopeConfig(theta=1e6)),
+        ({"rope_type": "linear", "factor": 4.0}, RopeConfig(type="linear", theta=1e6, factor=4.0)),
+        (
+            {"rope_type": "llama3", **LLAMA3},
+            RopeConfig(
+                type="llama3",
+                theta=1e6,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=8192,
+            ),
+        ),
+    ],
+    ids=["default", "linear", "llama3"],
+)
+def test_both_spellings_say_the_same(scaling: dict[str, Any], expected: RopeConfig) -> None:
+    assert read(rope_theta=1e6, rope_scaling=scaling) == expected
+    assert read(rope_parameters={"rope_theta": 1e6, **scaling}) == expected
+
+
+def test_the_oldest_spelling_of_the_type() -> None:
+    assert read(rope_scaling={"type": "linear", "factor": 2.0}).factor == 2.0
+
+
+@pytest.mark.parametrize("fields", [{}, {"rope_scaling": None}])
+def test_nothing_stated_means_plain_rotation(fields: dict[str, Any]) -> None:
+    assert read(**fields) == RopeConfig(theta=10_000.0)
+
+
+def test_a_theta_beside_rope_parameters_counts_when_they_have_none() -> None:
+    assert read(rope_theta=5e5, rope_parameters={"rope_type": "default"}).theta == 5e5
+
+
+@pytest.mark.parametrize(
+    ("factor", "code"),
+    [(0.5, "model_unsupported"), (1e308, "model_unsupported"), (0, "model_invalid")],
+)
+def test_a_part_of_the_head_is_not_rotated(factor: float, code: str) -> None:
+    partial = {"partial_rotary_factor": factor}
+    assert rope_fault(**partial) == (code, "partial_rotary_factor")
+    for place in ("rope_parameters", "rope_scaling"):
+        scaling = {"rope_type": "default", **partial}
+        assert rope_fault(**{place: scaling}) == (code, "partial_rotary_factor")
+        # The field beside it is read where it says otherwise.
+        beside = {place: {"rope_type": "default", "partial_rotary_factor": 1.0}}
+        assert rope_fault(**beside, **partial) == (code, "partial_rotary_factor")
+
+
+def test_whole_heads_may_be_stated() -> None:
+    assert read(partial_rotary_factor=1, rope_scaling=None) == RopeConfig()
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope", "mrope", "su"])
+def test_an_unserved_kind_is_refused(kind: str) -> None:
+    expected = ("model_unsupported", "rope_type")
+    assert rope_fault(rope_scaling={"type": kind, "factor": 2.0}) == expected
+    assert rope_fault(rope_parameters={"rope_type": kind, "factor": 2.0}) == expected
+
+
+def test_an_unserved_parameter_is_refused_by_name() -> None:
+    scaling = {"rope_type": "default", "mrope_section": [16, 24, 24]}
+    assert rope_fault(rope_scaling=scaling) == ("model_unsupported", "mrope_section")
+
+
+@pytest.mark.parametrize("name", list(LLAMA3))
+def test_a_missing_parameter_is_named(name: str) -> None:
+    scaling = {key: value for key, value in LLAMA3.items() if key != name}
+    assert rope_fault(rope_scaling={"rope_type": "llama3", **scaling}) == (
+        "model_invalid",
+        name,
+    )
+
+
+def test_limits_of_llama3_must_be_in_order() -> None:
+    scaling = {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}
+    assert rope_fault(rope_scaling=scaling) == ("model_invalid", "high_freq_factor")
+
+
+MODEL = load_model_config(reference_folder("qwen3"))
+
+
+def test_sizes_come_from_the_model() -> None:
+    config = engine_config(MODEL, ExportOptions())
+    assert (config.architecture, config.hearth_version) == ("qwen3", VERSION)
+    assert (config.num_decoder_layers, config.num_attention_layers) == (3, 3)
+    assert (config.num_attention_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert (config.vocab_size, config.output_vocab_size) == (288, 288)
+    assert (config.eos_token_ids, config.bos_token_id) == ((2, 0), 0)
+
+
+def test_the_longest_prompt_leaves_room_for_one_token() -> None:
+    config = engine_config(MODEL, ExportOptions(capacity=100))
+    assert (config.max_kv_cache_capacity, config.max_supported_input_length) == (100, 99)
+
+
+def test_a_chunk_is_no_longer_than_the_capacity() -> None:
+    assert engine_config(MODEL, ExportOptions(capacity=100)).prefill_chunk == 100
+    assert engine_config(MODEL, ExportOptions(prefill_chunk=64)).prefill_chunk == 64
+
+
+@pytest.mark.parametrize(("dialect", "native"), [("native", True), ("classic", False)])
+def test_the_dialect(dialect: str, native: bool) -> None:  # noqa: FBT001 # a parameter
+    chosen = ExportOptions(dialect="native" if native else "classic", dtype="float16")
+    config = engine_config(MODEL, chosen)
+    assert (config.dialect, config.use_trt_native_ops) == (dialect, native)
+    assert (config.dtype, config.kv_cache_dtype) == ("float16", "float16")
+
+
+def test_a_block_size_is_stated_only_where_weights_are_quantised() -> None:
+    assert engine_config(MODEL, ExportOptions()).weight_block_size == 0
+    quantized = engine_config(MODEL, ExportOptions(quantization="int8", block_size=16))
+    assert (quantized.weight_quantization, quantized.weight_block_size) == ("int8", 16)
+
+
+@pytest.mark.parametrize(
+    ("window", "capacity", "expected"),
+    [
+        (512, 0, 512),
+        (4096, 0, 512),
+        (100, 100, 100),
+        (100, 101, ("invalid_value", "capacity")),
+        (100, 0, ("model_unsupported", "sliding_window")),
+    ],
+)
+def test_a_window_has_to_hide_nothing(window: int, capacity: int, expected: Any) -> None:
+    model = structs.replace(load_model_config(reference_folder("llama")), window=window)
+    options = ExportOptions(capacity=capacity)
+    if isinstance(expected, int):
+        assert engine_config(model, options).max_kv_cache_capacity == expected
+        return
+    with pytest.raises(HearthError, match=f"--capacity {window}") as caught:
+        engine_config(model, options)
+    assert (caught.value.code, caught.value.field) == expected
+
+
+@pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
+def test_kernels_add_no_bias_that_they_have_not(field: str) -> None:
+    model = load_model_config(reference_folder("llama_biased"))
+    fields = {"output_bias": field == "attention_bias", "mlp_bias": field == "mlp_bias"}
+    model = structs.replace(model, **fields)
+    with pytest.raises(HearthError, match="--backend onnxruntime") as caught:
+        engine_config(model, ExportOptions(device="cuda", dtype="float16"))
+    assert (caught.value.code, caught.value.field) == ("model_unsupported", field)
+    other = ExportOptions(backend="onnxruntime", device="cuda", dtype="float16")
+    assert engine_config(model, other).backend == "onnxruntime"
+
+
+KERNELS = ExportOptions(device="cuda", dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("options", "vocabulary", "expected"),
+    [
+        (ExportOptions(), 288, "body"),
+        (ExportOptions(quantization="int8"), 288, "body"),
+        (ExportOptions(quantization="int4"), 288, "int8"),
+        (ExportOptions(quantization="int4", head_quantization="body"), 288, "body"),
+        (ExportOptions(quantization="int4", head_quantization="none"), 288, "none"),
+        (structs.replace(KERNELS, quantization="int4"), 288, "int8"),
+        # ONNX Runtime takes no int8 on CUDA.
+        (structs.replace(KERNELS, quantization="int4", backend="onnxruntime"), 288, "body"),
+        # A tied table counts once: 15.6 million tokens of 32 numbers.
+        (ExportOptions(quantization="int4"), 15_600_000, "int8"),
+        (ExportOptions(quantization="int4"), 15_625_000, "body"),
+    ],
+)
+def test_a_small_model_of_four_bits_keeps_eight_in_its_head(
+    options: ExportOptions, vocabulary: int, expected: str
+) -> None:
+    model = structs.replace(MODEL, vocab_size=vocabulary)
+    assert MODEL.tied_head
+    assert resolve_head(options, model) == expected

@@ -1,9 +1,13 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from msgspec import structs
 
@@ -12,7 +16,13 @@ from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.draft_config import DraftOptions
 from hearth.runtime.export.tensorrt import plan
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.tensorrt.options import (
+    Feature,
+    PlanOptions,
+    check_plan_options,
+    has_feature,
+    resolve_decode_batches,
+)
 from hearth.runtime.export.tensorrt.plan import (
     NoAttentionKernelError,
     build_or_fall_back,
@@ -20,8 +30,21 @@ from hearth.runtime.export.tensorrt.plan import (
     run_builder,
     settle_options,
 )
+from tests.references import NAMES, reference_folder, reference_logits
 from tests.runtime.engine_configs import small_config
-from tests.runtime.export.tensorrt.graphs import graph_options
+from tests.runtime.export.drafts import compare_draft
+from tests.runtime.export.graph_driver import GraphDriver, run_rows
+from tests.runtime.export.image_rows import compare_images
+from tests.runtime.export.tensorrt.graphs import (
+    CAPACITY,
+    CHUNK,
+    PLAN,
+    WIDE,
+    export_graph,
+    graph_options,
+    small_draft,
+)
+from tests.vision_models import FAMILIES, Family, write_vision_model
 
 CONFIG = structs.replace(
     small_config(), backend="tensorrt", device="cuda", dtype="float16", static_decode_batches=(1, 4)
@@ -249,9 +272,9 @@ class TestRunBuilder:
 
     def test_a_builder_ends_with_the_export_that_is_killed(self, tmp_path: Path) -> None:
         (tmp_path / "endless.py").write_text(
-            "import os, time\n"
+            "import os, signal\n"
             "with open(os.environ['STARTED'], 'w') as fifo:\n"
-            "    fifo.write('here')\n    fifo.flush()\n    time.sleep(600)\n"
+            "    fifo.write('here')\n    fifo.flush()\n    signal.pause()\n"
         )
         job = "{'probe': ['endless']}"
         export = f"import sys; from {run_builder.__module__} import run_builder as run; "
@@ -270,3 +293,138 @@ class TestRunBuilder:
         with pytest.raises(HearthError) as error:
             run_builder(str(tmp_path / "none"), {})
         assert (error.value.code, error.value.field) == ("unsupported_option", "builder_python")
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))],
+)
+def test_decode_batches_are_powers_of_two_and_the_largest(
+    largest: int, sizes: tuple[int, ...]
+) -> None:
+    assert resolve_decode_batches(PlanOptions(), largest) == sizes
+
+
+def test_chosen_decode_batches_are_taken() -> None:
+    options = PlanOptions(decode_batches=(1, 8))
+    check_plan_options(options, 8)
+    assert resolve_decode_batches(options, 8) == (1, 8)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4), (8, 1), (0, 8), (1, 1, 8), (16,)])
+def test_decode_batches_must_rise_to_the_largest(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(HearthError, match="largest batch, 8"):
+        check_plan_options(PlanOptions(decode_batches=sizes), 8)
+
+
+def test_numbers_without_meaning_are_refused() -> None:
+    for options in (
+        PlanOptions(optimization_level=6),
+        PlanOptions(workspace_bytes=-1),
+        PlanOptions(kv_cache_dtype="float16"),  # type: ignore[arg-type] # as a caller may
+    ):
+        with pytest.raises(HearthError):
+            check_plan_options(options, 8)
+
+
+FEATURES: tuple[Feature, ...] = ("native dialect", "bfloat16", "drafts")
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [
+        ("8.6.1", (False, False, False)),
+        ("9.3.0", (False, True, False)),
+        ("10.14.1", (False, True, True)),
+        ("10.15.1.2", (True, True, True)),
+    ],
+)
+def test_what_a_version_can_do(version: str, can: tuple[bool, bool, bool]) -> None:
+    assert tuple(has_feature(one, "tensorrt", version) for one in FEATURES) == can
+
+
+def test_rtx_numbers_its_versions_otherwise() -> None:
+    assert all(has_feature(one, "tensorrt_rtx", "1.7.1") for one in FEATURES)
+
+
+LAYERS = 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_primitive_graph_gives_the_reference_logits(tmp_path: Path, name: str) -> None:
+    export_graph(name, tmp_path / "engine", "classic", "float32")
+    rows = reference_logits(name)
+    driver = GraphDriver(tmp_path / "engine", len(rows), CAPACITY)
+    for row, logits in zip(rows, run_rows(driver, rows, CHUNK), strict=True):
+        np.testing.assert_allclose(logits, row.logits, atol=2e-4)
+        assert logits.argmax(-1).tolist() == row.logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_primitive_graphs_of_models_that_take_images_agree(
+    tmp_path: Path, family: Family
+) -> None:
+    model, target = write_vision_model(tmp_path / "m", family), tmp_path / "engine"
+    export_graph(model, target, "classic", "float32", small_draft(model, tmp_path))
+    compare_images(target, family, CHUNK, 2e-4)
+    compare_draft(target, model, 2e-4)
+    onnx.checker.check_model(target / MODEL_FILE, full_check=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_primitive_graph_is_valid_onnx(tmp_path: Path, name: str) -> None:
+    export_graph(name, tmp_path / "engine", "classic", "float16")
+    onnx.checker.check_model(tmp_path / "engine" / MODEL_FILE, full_check=True)
+
+
+def test_wide_caches_give_the_logits_of_narrow_ones(tmp_path: Path) -> None:
+    rows = reference_logits("qwen3")
+    logits = []
+    for options in (PLAN, WIDE):
+        target = tmp_path / options.kv_cache_dtype
+        export_graph("qwen3", target, "classic", "float16", plan=options)
+        onnx.checker.check_model(target / MODEL_FILE, full_check=True)
+        driver = GraphDriver(target, len(rows), CAPACITY)
+        logits.append(run_rows(driver, rows, CHUNK))
+    graph = ir.load(target / MODEL_FILE).graph
+    for value in (*graph.inputs, *graph.outputs):
+        if "_cache_" in str(value.name):
+            assert value.dtype == ir.DataType.FLOAT
+    # A row is rounded to half precision before it is kept wide, so nothing differs.
+    for narrow, wide in zip(*logits, strict=True):
+        np.testing.assert_array_equal(narrow, wide)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama_biased"])
+def test_the_primitive_graphs_of_speculation_take_trees(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "engine"
+    export_graph(name, target, "classic", "float32", small_draft(name, tmp_path))
+    rows = reference_logits(name)
+    driver = GraphDriver(target, len(rows), CAPACITY)
+    for row, logits in zip(rows, run_rows(driver, rows, CHUNK), strict=True):
+        np.testing.assert_allclose(logits, row.logits, atol=2e-4)
+    compare_draft(target, reference_folder(name), 2e-4)
+    for folder in (target, target / "draft"):
+        onnx.checker.check_model(folder / MODEL_FILE, full_check=True)
+
+
+@pytest.mark.parametrize("dialect", ["classic", "native"])
+def test_caches_and_rotary_tables_have_fixed_sizes(tmp_path: Path, dialect: str) -> None:
+    export_graph("qwen3", tmp_path / "engine", "native" if dialect == "native" else "classic",
+                 "bfloat16")  # fmt: skip
+    graph = ir.load(tmp_path / "engine" / MODEL_FILE).graph
+    for value in graph.inputs:
+        assert value.shape is not None
+        if "cache" in str(value.name) and value.name != "kvcache_start_index":
+            assert value.shape[2] == CAPACITY
+        if str(value.name).startswith("rope"):
+            assert value.shape[0] == CAPACITY
+
+
+def test_queries_and_keys_are_normed_and_turned_together(tmp_path: Path) -> None:
+    export_graph("qwen3", tmp_path / "engine", "classic", "float16")
+    graph = ir.load(tmp_path / "engine" / MODEL_FILE).graph
+    counts = Counter(node.op_type for node in graph)
+    assert counts["Sqrt"] == 3 * LAYERS + 1
+    assert counts["Softmax"] == LAYERS
+    assert "Pow" not in counts
