@@ -1,7 +1,7 @@
 """The shipped models as `hearth export --device cuda` takes them: in bfloat16, as they are stored.
 
-Sums, trees, adapters and integers of bfloat16 are compared kernel by kernel in `test_kernels.py`,
-`test_kernel_trees.py`, `test_quantised_kernels.py` and beside the kernels; here they serve.
+Sums, trees, adapters and integers of bfloat16 are compared kernel by kernel in `test_kernels.py`
+and beside the kernels; here they serve.
 """
 
 from collections.abc import Callable

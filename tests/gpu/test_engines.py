@@ -1,15 +1,18 @@
-"""The whole runtime on a GPU: every engine against the CPU, on the model that ships."""
+"""Whole runtimes and daemons on a GPU: every engine against the CPU, on the model that ships."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
+from hearth_client import Client
 from tests.gpu.near_ties import divergences, greedy_row, references
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -149,3 +152,34 @@ def test_ten_thousand_steps_with_evictions_hit_their_graphs(
     assert first == last
     assert (counters.hits - hits) / (metrics.steps - steps) >= 0.99
     assert counters.fallbacks == 0
+
+
+MAX_TOKENS = 80
+CHATS = [
+    [{"role": "system", "content": EXAMPLE_HOME}, {"role": "user", "content": question}]
+    for question in QUESTIONS
+]
+
+
+def test_answers_through_the_daemon_are_those_of_the_cpu(
+    cpu_runtime: LLMInferenceRuntime, cpu_engine: Path, gpu_engine: Path
+) -> None:
+    tokenizer = Tokenizer.open(cpu_engine)
+    rows = [
+        greedy_row(
+            tokenizer.encode_chat([(turn["role"], turn["content"]) for turn in turns]), MAX_TOKENS
+        )
+        for turns in CHATS
+    ]
+
+    def ask(turns: list[dict[str, str]]) -> list[int]:
+        with Client(daemon.socket) as client:
+            generation = client.generate(messages=turns, max_tokens=MAX_TOKENS)
+            generation.text()
+            return list(generation.tokens)
+
+    with own_daemon(gpu_engine) as daemon, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, CHATS))
+    parted = divergences(answers, references(cpu_runtime, rows))
+    print("divergences", parted)  # noqa: T201 - reported with the figures of the run
+    assert [one for one in parted if one.lead >= NEAR_TIE] == []

@@ -1,14 +1,16 @@
-"""One engine of kernels and two models of its shape; and the shipped one through a daemon."""
+"""The shipped model by kernels: two models in one engine, eight and four bits, a daemon."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.runtime.config import Quantization
 from hearth.runtime.export import DraftOptions, ExportOptions, export_model
 from hearth.runtime.export.weights_export import export_weights
 from hearth.runtime.files import cache_folder
@@ -21,6 +23,7 @@ from tests.gpu.conftest import DRAFT, MODEL
 from tests.runtime.weights.external_models import Given, tuned
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
 OPTIONS = ExportOptions(device="cuda", dtype="float16", capacity=512, max_batch=8)
 QUESTIONS = (
     "turn on the desk lamp",
@@ -86,3 +89,21 @@ def test_a_reply_through_a_daemon_is_the_same_among_others_and_alone(tmp_path: P
         alone = [ask(question) for question in QUESTIONS]
     assert together == alone
     assert all(together)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [("int8", "body"), ("int4", "body"), ("int4", "none"), ("none", "int8")]
+)
+def test_known_answers_of_integers_are_right(tmp_path: Path, kind: Quantization, head: Any) -> None:
+    options = structs.replace(OPTIONS, quantization=kind, head_quantization=head)
+    export_model(MODEL, tmp_path / "engine", options)
+    assert len(spoken(tmp_path / "engine")) == 3 * 40
+
+
+def test_a_draft_of_integers_opens_beside_its_base(tmp_path: Path) -> None:
+    plain = structs.replace(OPTIONS, quantization="int4")
+    drafted = structs.replace(plain, draft=DraftOptions(folder=DRAFT))
+    for name, options in (("plain", plain), ("drafted", drafted)):
+        export_model(MODEL, tmp_path / name, options)
+    one, other = (spoken(tmp_path / name) for name in ("plain", "drafted"))
+    assert [given[:2] for given in one] == [given[:2] for given in other]

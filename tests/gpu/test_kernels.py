@@ -1,7 +1,10 @@
-"""Whole steps of the engine of kernels: right numbers, and the same bits however a step is cut."""
+"""Whole steps of the engine of kernels: right numbers, and the same bits however a step is cut.
+
+Each node of a token tree has the bits that its path has one by one; weights may be quantised.
+"""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import DType
 from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.weights.quantised import Kind, pack, round_weights, widen
 from tests.gpu.kernel_driver import (
     LARGE_HEADS,
     LLAMA,
@@ -19,6 +24,7 @@ from tests.gpu.kernel_driver import (
     WHOLE,
     Family,
     KernelDriver,
+    random_weights,
     reference_logits,
 )
 
@@ -203,3 +209,165 @@ def test_edges_of_a_graph_let_a_launch_begin_early(driver: KernelDriver) -> None
     assert rest[-1] == graph_nodes - 1
     kinds = {int(edge.type) for edge in rest[0][: graph_nodes - 1]}
     assert kinds == {int(driver.dependent)}
+
+
+PROMPTS = (40, 71, 130)
+TREE_CASES: tuple[tuple[str, DType, Any], ...] = (
+    ("qwen3", "float16", QWEN3),
+    ("small-heads", "bfloat16", SMALL_HEADS),
+)
+
+
+@pytest.fixture(scope="module", params=TREE_CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def tree_driver(gpu: CudaDevice, request: pytest.FixtureRequest) -> Iterator[KernelDriver]:
+    _, dtype, family = request.param
+    made = KernelDriver(
+        gpu,
+        family,
+        dtype,
+        most_selected=128,
+        enable_eagle_spec_decode=True,
+        eagle_layers=(2, 0, family.layers),
+        output_hidden_dim=3 * family.hidden,
+        max_verify_tree_size=100,
+        prefill_chunk=160,
+    )
+    yield made
+    made.close()
+
+
+def tree(nodes: int, seed: int) -> list[int]:
+    """Parents of a random tree; node 0 is its root."""
+    random = np.random.default_rng(seed)
+    return [-1, *(int(random.integers(max(0, node - 9), node)) for node in range(1, nodes))]
+
+
+def path_to(parents: list[int], node: int) -> list[int]:
+    path = [node]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+@pytest.mark.parametrize(("rows", "nodes"), [(1, 8), (3, 2), (1, 33), (2, 24), (3, 60), (1, 100)])
+def test_a_node_has_the_bits_of_its_path(tree_driver: KernelDriver, rows: int, nodes: int) -> None:
+    prompts = [text(tree_driver.family, PROMPTS[row], row) for row in range(rows)]
+    parents = [tree(nodes, row) for row in range(rows)]
+    ids = [text(tree_driver.family, nodes, 10 + row) for row in range(rows)]
+    tree_driver.reset(NAN_BYTE)
+    width = max(map(len, prompts))
+    tree_driver.step([[*one, *[0] * (width - len(one))] for one in prompts])
+    tree_driver.filled[:rows] = [len(one) for one in prompts]
+    dims = tree_driver.feed(ids, every=True, parents=parents)
+    tree_driver.engine.run(tree_driver.bindings(dims), tree_driver.device.stream)
+    logits, hidden = tree_driver.logits(dims), tree_driver.hidden(dims)
+    assert np.isfinite(logits).all()
+    for row in range(rows):
+        for node in {nodes - 1, nodes // 2}:
+            path = path_to(parents[row], node)
+            tree_driver.reset(NAN_BYTE)
+            tree_driver.step([prompts[row]])
+            given = [tree_driver.step([[ids[row][one]]])[0, 0] for one in path]
+            own = tree_driver.hidden(tree_driver.feed([[0]]))[0, 0]
+            same(given[-1], logits[row, node])
+            same(own, hidden[row, node])
+            same(given[0], logits[row, 0])
+
+
+def test_taps_of_a_chunk_are_those_of_single_tokens(tree_driver: KernelDriver) -> None:
+    ids = text(tree_driver.family, 90)
+    tree_driver.reset()
+    tree_driver.step([ids])
+    together = tree_driver.hidden(tree_driver.feed([ids]))[0]
+    tree_driver.reset(NAN_BYTE)
+    for place, token in enumerate(ids):
+        tree_driver.step([[token]])
+        if place % 13 == 0:
+            same(tree_driver.hidden(tree_driver.feed([[0]]))[0, 0], together[place])
+    embedded = tree_driver.weights["embedding"][ids]
+    hidden = tree_driver.family.hidden
+    same(together[:, hidden : 2 * hidden], embedded)
+
+
+FAMILY = Family(hidden=128, inner=320, heads=4, kv_heads=2, head_dim=64, qk_norm=True)
+QUANTISED_LENGTH = 140
+
+
+class Stored(NamedTuple):
+    """Tensors as a file has them, and what they mean."""
+
+    tensors: dict[str, Array]
+    meant: dict[str, Array]
+
+
+def quantised(dtype: DType, kind: Kind, block: int, *, head: bool) -> Stored:
+    """Random weights, of which matrices and perhaps the head are integers."""
+    made, element = Stored({}, {}), numpy_dtype(dtype)
+    for name, whole in random_weights(FAMILY, dtype).items():
+        made.tensors[name] = made.meant[name] = whole
+        if whole.ndim > 1 and name != "embedding" and (head or name != "head"):
+            one = round_weights(whole.astype(np.float32), kind, block, element, signed=True)
+            made.tensors[name] = pack(one.integers) if kind == "int4" else one.integers
+            made.tensors[f"{name}.scale"] = one.scales
+            made.meant[name] = widen(one, element)
+    return made
+
+
+QUANTISED_CASES: list[tuple[DType, Kind, int, bool]] = [
+    ("float16", "int4", 32, True),
+    ("bfloat16", "int4", 64, False),
+    ("float16", "int8", 64, False),
+    ("bfloat16", "int8", 32, True),
+]
+
+
+@pytest.fixture(scope="module", params=QUANTISED_CASES, ids=str)
+def case(gpu: CudaDevice, request: pytest.FixtureRequest) -> Iterator[tuple[KernelDriver, Stored]]:
+    dtype, kind, block, head = request.param
+    stored = quantised(dtype, kind, block, head=head)
+    made = KernelDriver(gpu, FAMILY, dtype, weights=stored.tensors, most_selected=256)
+    yield made, stored
+    made.close()
+
+
+def test_logits_are_those_of_what_the_integers_mean(case: tuple[KernelDriver, Stored]) -> None:
+    driver, stored = case
+    ids = text(FAMILY, 90)
+    wanted = reference_logits(FAMILY, stored.meant, ids)
+    driver.reset(NAN_BYTE)
+    first = driver.step([ids[:70]], every=True)[0]
+    rest = [driver.step([[token]])[0, 0] for token in ids[70:]]
+    worst = np.abs(np.concatenate([first, rest]) - wanted).max() / wanted.std()
+    assert worst < TOLERANCE[driver.config.dtype]
+
+
+@pytest.mark.parametrize("width", [1, 5, 33, 65, 129])
+def test_quantised_chunks_of_any_width_give_the_same_bits(
+    case: tuple[KernelDriver, Any], width: int
+) -> None:
+    driver, _ = case
+    ids = text(FAMILY, QUANTISED_LENGTH)
+    driver.reset()
+    whole = driver.step([ids], every=True)[0]
+    keys = driver.cache("k_cache_1", 1)[:, :, :QUANTISED_LENGTH]
+    driver.reset(NAN_BYTE)
+    parts = [
+        driver.step([ids[first : first + width]], every=True)[0]
+        for first in range(0, QUANTISED_LENGTH, width)
+    ]
+    same(driver.cache("k_cache_1", 1)[:, :, :QUANTISED_LENGTH], keys)
+    same(np.concatenate(parts), whole)
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+def test_a_quantised_row_has_the_bits_that_it_has_alone(
+    case: tuple[KernelDriver, Any], batch: int
+) -> None:
+    driver, _ = case
+    driver.reset(NAN_BYTE)
+    steps = [text(FAMILY, batch, step) for step in range(6)]
+    together = [driver.step([[token] for token in tokens])[:, 0] for tokens in steps]
+    for row in range(batch):
+        driver.reset(NAN_BYTE)
+        for tokens, wanted in zip(steps, together, strict=True):
+            same(driver.step([[tokens[row]]])[0, 0], wanted[row])
