@@ -1,3 +1,4 @@
+import os
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,11 +7,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from hearth.runtime.executor.threads import physical_cores
 from msgspec import structs
 
 from hearth.runtime.device.device import HostStream
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.engine import Binding, EngineOptions, Initializers
+from hearth.runtime.executor.engine import Binding, EngineOptions, Initializers, IOTensor
+from hearth.runtime.executor.engine_executor import check_bindings, check_known
 from hearth.runtime.executor.onnx_engine import (
     BOUNDED_SPIN_SINCE,
     SHORT_SPIN_US,
@@ -19,6 +22,7 @@ from hearth.runtime.executor.onnx_engine import (
     session_options,
 )
 from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.tensors.registry import TensorRegistry, TensorSpec
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.executor.fake_engine import host_binding
 
@@ -263,3 +267,67 @@ def test_an_onnx_runtime_that_reads_no_other_weights_says_so() -> None:
         given.release_pages()
         assert bytes(file) == Path(__file__).read_bytes()
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "weights")
+
+
+FLOAT = np.dtype(np.float32)
+FITTING = IOTensor("x", "input", FLOAT, ("B", None, 8))
+
+
+def _registry() -> TensorRegistry:
+    registry = TensorRegistry()
+    registry.add(TensorSpec("x", "input", FLOAT, ("batch", "seq_len", 8)))
+    return registry
+
+
+def test_a_fitting_engine_passes_with_bindings_of_its_own() -> None:
+    check_bindings([FITTING, IOTensor("rope_cos", "input", FLOAT, (64, 4))], _registry())
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ([], "is missing"),
+        ([FITTING._replace(direction="output")], "is an output"),
+        ([FITTING._replace(dtype=np.dtype(np.float16))], "is float16"),
+        ([FITTING._replace(shape=("B", None, 9))], "has shape"),
+        ([FITTING._replace(shape=("B", 8))], "has shape"),
+    ],
+)
+def test_a_binding_that_differs_is_named(engine: list[IOTensor], words: str) -> None:
+    with pytest.raises(HearthError, match=f"binding x {words}") as caught:
+        check_bindings(engine, _registry())
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "x")
+
+
+def test_a_binding_that_nobody_would_bind_is_refused() -> None:
+    rope, other = (FITTING._replace(name=name) for name in ("rope_cos", "layers.0/qkv"))
+    with pytest.raises(HearthError, match="is unknown to this runtime") as caught:
+        check_known([FITTING, rope, other], _registry())
+    assert (caught.value.code, caught.value.field) == ("engine_incompatible", "layers.0/qkv")
+
+
+def _topology(folder: Path, siblings: dict[int, str]) -> Path:
+    for cpu, text in siblings.items():
+        (folder / f"cpu{cpu}" / "topology").mkdir(parents=True)
+        (folder / f"cpu{cpu}" / "topology" / "thread_siblings_list").write_text(text)
+    return folder
+
+
+def test_hyper_threads_of_one_core_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    topology = _topology(tmp_path, {0: "0,2\n", 1: "1,3\n", 2: "0,2\n", 3: "1,3\n"})
+    assert physical_cores(topology) == 2
+
+
+def test_only_allowed_processors_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {2})
+    assert physical_cores(_topology(tmp_path, {0: "0", 2: "2"})) == 1
+
+
+def test_without_a_topology_every_processor_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert physical_cores(tmp_path) == 3

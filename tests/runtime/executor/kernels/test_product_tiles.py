@@ -6,12 +6,15 @@ from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.executor.kernels.product_tiles import (
     COLUMNS,
     EIGHT_BYTES,
+    GroupTiles,
     NarrowTiles,
     columns_for,
+    group_tiles,
     most_blocks,
     narrow_tiles,
     norms_itself,
     takes_many,
+    wide_tiles,
 )
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 
@@ -123,3 +126,92 @@ def test_a_block_of_many_rows_and_inputs_that_is_alone_has_all_registers() -> No
     # Of those that were measured, and of four bits, whose stages are smaller.
     assert queries_of(320, 4096).resident == queries_of(320, 9728).resident == 2
     assert queries_of(768, 4096, weight_bytes=EIGHT_BYTES // 4).resident == 2
+
+
+LARGE = GPUS["H200"]
+
+
+def chosen(model: str, tokens: int) -> dict[str, GroupTiles | None]:
+    hidden, queries, keys, inner, _ = MODELS[model]
+    sizes = {
+        "qkv": ((queries, keys, keys), hidden),
+        "o": ((hidden,), queries),
+        "gated": ((inner, inner), hidden),
+        "down": ((hidden,), inner),
+    }
+    return {
+        name: group_tiles(LARGE, rows, inputs, tokens, gated=name == "gated")
+        for name, (rows, inputs) in sizes.items()
+    }
+
+
+@pytest.mark.parametrize("model", ["0.6B", "4B"])
+@pytest.mark.parametrize("tokens", [300, 512, 4096])
+def test_blocks_fit_on_a_multiprocessor(model: str, tokens: int) -> None:
+    for tiles in chosen(model, tokens).values():
+        assert tiles is not None
+        assert tiles.resident * (tiles.shared_bytes + RESERVED) <= LARGE.shared_per_multiprocessor
+        assert tiles.resident * tiles.threads <= 2048
+        # A stage is always one share's.
+        assert tiles.depth % tiles.shares == 0
+
+
+def test_a_prompt_of_512_tokens_keeps_all_multiprocessors_busy() -> None:
+    found = {name: tiles and tiles[:2] for name, tiles in chosen("0.6B", 512).items()}
+    assert found == {"qkv": (8, 16), "o": (8, 8), "gated": (24, 16), "down": (8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "rows", "inputs", "tokens"),
+    [
+        ("RTX 3090", (1024,), 1024, 512),
+        ("H200", (1024,), 1024, 64),
+        ("H200", (1024,), 1000, 512),
+        ("H200", (1000, 24), 1024, 512),
+    ],
+)
+def test_other_products_have_none(
+    gpu: str, rows: tuple[int, ...], inputs: int, tokens: int
+) -> None:
+    assert group_tiles(GPUS[gpu], rows, inputs, tokens, gated=False) is None
+    # Rows of gate and up take turns, whatever their number.
+    assert group_tiles(LARGE, (1000, 1000), 1024, 512, gated=True) is not None
+
+
+def test_a_later_gpu_has_other_instructions() -> None:
+    later = LARGE._replace(capability=(10, 0))
+    assert group_tiles(later, (1024,), 1024, 512, gated=False) is None
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("tokens", [65, 512, 4096])
+def test_the_warps_of_a_wide_product_share_its_sums(gpu: str, tokens: int) -> None:
+    facts = GPUS[gpu]
+    for model in MODELS.values():
+        for eights, inputs, *_ in layer(model).values():
+            tiles = wide_tiles(facts, eights, inputs, tokens)
+            assert tiles.threads * tiles.tiles * tiles.share * 2 == 32 * tiles.area
+            assert tiles.split <= facts.largest_cluster
+            # A thread copies sixteen bytes of whole rows.
+            assert tiles.eights * 64 % tiles.threads == tiles.widths * 64 % tiles.threads == 0
+            assert tiles.depth >= 2
+            assert tiles.resident * (tiles.shared_bytes + RESERVED) <= (
+                facts.shared_per_multiprocessor
+            )
+
+
+def test_a_wide_product_keeps_the_multiprocessors_of_a_large_gpu_busy() -> None:
+    hidden, queries, keys, inner, _ = MODELS["0.6B"]
+    sizes = ((queries + 2 * keys, hidden), (hidden, queries), (2 * inner, hidden))
+
+    def chosen(facts: GpuFacts, tokens: int) -> list[tuple[int, int, int]]:
+        tiles = [wide_tiles(facts, rows // 8, inputs, tokens) for rows, inputs in sizes]
+        return [(one.eights, one.widths, one.split) for one in tiles]
+
+    large = GPUS["H200"]
+    assert chosen(large, 512) == [(8, 16, 1), (8, 8, 1), (8, 16, 1)]
+    # A cluster shares the inputs where blocks are too few, if the GPU has room for clusters.
+    assert chosen(large, 128) == [(8, 8, 1), (8, 8, 4), (8, 8, 1)]
+    assert chosen(large._replace(largest_cluster=2), 128)[1] == (8, 8, 2)
+    for facts in (GPUS["RTX 3090"], large._replace(largest_cluster=1)):
+        assert all(split == 1 for *_, split in chosen(facts, 65))

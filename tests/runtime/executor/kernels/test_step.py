@@ -1,3 +1,4 @@
+import ctypes
 from math import prod
 from typing import Any
 
@@ -5,6 +6,7 @@ import numpy as np
 import pytest
 
 from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cuda.compiler import KernelCompiler, kernel_source, load_compiler_api
 from hearth.runtime.device.cuda.launch import Launch
 from hearth.runtime.device.cuda.programs import WantedKernels
 from hearth.runtime.errors import HearthError
@@ -12,7 +14,13 @@ from hearth.runtime.executor.engine import Binding, IOTensor
 from hearth.runtime.executor.kernels import step as module
 from hearth.runtime.executor.kernels.engine import io_tensors_of
 from hearth.runtime.executor.kernels.products import Form
-from hearth.runtime.executor.kernels.step import DecoderStep, StepShape, StreamArguments
+from hearth.runtime.executor.kernels.step import (
+    DecoderStep,
+    ResidualStream,
+    StepShape,
+    StreamArguments,
+    StreamConfig,
+)
 from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
 from hearth.runtime.tensors.dims import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
@@ -242,3 +250,31 @@ def test_a_matrix_that_the_weights_lack_is_refused_by_name() -> None:
     with pytest.raises(HearthError, match=r"the weights lack layers\.0\.q") as caught:
         bound_weight({}, "layers.0.q", {})
     assert (caught.value.code, caught.value.field) == ("engine_incompatible", "layers.0.q")
+
+
+def test_a_thread_takes_eight_elements() -> None:
+    wanted = WantedKernels()
+    stream = ResidualStream(wanted, "bfloat16", 72)
+    assert {(one.name, one.config) for one in wanted.requests} == {
+        ("begin", StreamConfig(bfloat=True)),
+        ("add", StreamConfig(bfloat=True)),
+    }
+    launch = stream.begin(1 << 40, 1 << 41, 33, (1 << 42, 216), (1 << 43, 384))
+    # 33 * 9 pieces in blocks of 128.
+    assert (launch.grid, launch.block, launch.shared_bytes) == ((3, 1, 1), 128, 0)
+    assert fields(launch.arguments) == (1 << 40, 1 << 41, 1 << 42, 1 << 43, 297, 9, 27, 96)
+    assert fields(stream.add(5, 6, 1).arguments) == (5, 6, 0, 0, 9, 9, 0, 0)
+    assert ctypes.sizeof(StreamArguments) == 48
+
+
+def fields(arguments: Any) -> tuple[int, ...]:
+    return tuple(getattr(arguments, name) for name, _ in arguments._fields_)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("bfloat", [False, True])
+def test_the_source_compiles(tmp_path: Any, architecture: str, *, bfloat: bool) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", exc_type=ImportError)
+    made = KernelCompiler(load_compiler_api(), architecture, tmp_path)
+    source = kernel_source("decoder/enter", StreamConfig(bfloat=bfloat))
+    assert made.compile("enter", source, ()).startswith(b"\x7fELF")
