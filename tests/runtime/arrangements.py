@@ -1,11 +1,19 @@
-"""Arrangements at random, for whoever owns rows."""
+"""Arrangements at random, for whoever owns rows, and runners as a deployment makes them."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from hypothesis import strategies as st
 
 from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.device import Device
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.runner.pipeline_io import PipelineIO
+from hearth.runtime.runner.shared_resources import SharedResources
 
 REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())
 
@@ -39,3 +47,15 @@ def arrangements(
         if place not in taken
     ]
     return BatchReorder(rows, moves, assignments)
+
+
+def open_runner(folder: Path, config: LLMEngineRunnerConfig, device: Device) -> LLMEngineRunner:
+    """A runner of the engine in `folder`."""
+    resources = SharedResources.create_for_llm(config, folder, device)
+    return LLMEngineRunner(
+        config,
+        EngineExecutor.create_for_llm(folder, config, EngineOptions(threads=1), device),
+        PipelineIO.create_for_llm(config, resources, device),
+        resources,
+        device,
+    )

@@ -1,10 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import onnxruntime
 import pytest
 
+from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from tests.references import reference_folder
 from tests.runtime.export.trees import export_with_draft
@@ -44,3 +46,13 @@ def dialect(request: pytest.FixtureRequest) -> str:
     if request.param == "native" and version < (1, 24):
         pytest.skip("this ONNX Runtime reads opset 23 at most")
     return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[CudaDevice]:
+    try:
+        device = open_cuda_device()
+    except HearthError as error:
+        pytest.skip(f"no GPU: {error.message}")
+    yield device
+    device.close()

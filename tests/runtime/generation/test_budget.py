@@ -1,9 +1,15 @@
+import numpy as np
 import pytest
 from msgspec import structs
 
+from hearth.runtime.batch import tokens_to_generate
 from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.generation.assembly import share_context_memory
+from hearth.runtime.generation.batch_runtime import check_row
 from hearth.runtime.generation.budget import Budget, budgets_of, fit_deployment
 from hearth.runtime.generation.deployment import DeploymentConfig, StoredEngines
 from hearth.runtime.generation.predicted import predict_memory
@@ -11,7 +17,9 @@ from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES
 from hearth.runtime.kv_cache.page_pool import ARRIVING, STAGED, page_bytes, record_bytes
 from hearth.runtime.kv_cache.pages import TierCapacity
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.runtime.engine_configs import PLAN, draft_config, small_config
+from tests.runtime.executor.fake_engine import FakeEngine, fake_registry
 
 MIB, GIB = 1 << 20, 1 << 30
 PLENTY = 512 * GIB
@@ -317,3 +325,85 @@ def test_the_prefix_cache_is_counted_where_its_pages_lie() -> None:
     cpu = DeploymentConfig(small_config(), prefix=TierCapacity(4))
     taken = 4 * page_bytes(small_config(), None) + record_bytes(TierCapacity(4))
     assert predict_memory(cpu).device["prefix_cache"] == taken
+
+
+CONFIG = structs.replace(
+    simulated_config(vocab_size=100, capacity=64), max_supported_input_length=40
+)
+
+
+def _row(
+    tokens: int = 3, prompt: int | None = None, max_tokens: int = 5, token_id: int = 1
+) -> RowRequest:
+    length = tokens if prompt is None else prompt
+    return RowRequest(
+        token_ids=[token_id] * tokens,
+        prompt_length=length,
+        options=RequestOptions(max_tokens=max_tokens),
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        _row(),
+        _row(tokens=40),
+        _row(tokens=40, max_tokens=24),
+        _row(tokens=1, max_tokens=63),
+        _row(tokens=63, prompt=40, max_tokens=24),
+        _row(token_id=99),
+    ],
+)
+def test_rows_at_the_limit_are_served(row: RowRequest) -> None:
+    check_row(CONFIG, row, 64)
+
+
+@pytest.mark.parametrize(
+    ("row", "code", "field"),
+    [
+        (_row(tokens=0), "prompt_empty", "token_ids"),
+        (_row(prompt=0), "prompt_empty", "token_ids"),
+        (_row(prompt=4), "invalid_value", "prompt_length"),
+        (_row(tokens=41), "prompt_too_long", "token_ids"),
+        (_row(token_id=100), "invalid_value", "token_ids"),
+        (_row(token_id=-1), "invalid_value", "token_ids"),
+        (_row(max_tokens=0), "invalid_value", "max_tokens"),
+        (_row(tokens=8, prompt=3, max_tokens=5), "invalid_value", "max_tokens"),
+        (_row(tokens=40, max_tokens=25), "capacity_exceeded", "max_tokens"),
+        (_row(tokens=60, prompt=40, max_tokens=25), "capacity_exceeded", "max_tokens"),
+    ],
+)
+def test_a_row_beyond_a_limit_is_refused_by_field(row: RowRequest, code: str, field: str) -> None:
+    with pytest.raises(HearthError) as caught:
+        check_row(CONFIG, row, 64)
+    assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def test_without_a_limit_a_row_takes_what_fits() -> None:
+    unlimited = RowRequest(token_ids=[1] * 40, prompt_length=40)
+    check_row(CONFIG, unlimited, 64)
+    assert tokens_to_generate(unlimited, 64) == 24
+    with pytest.raises(HearthError) as caught:
+        check_row(CONFIG, unlimited, 40)
+    assert (caught.value.code, caught.value.field) == ("capacity_exceeded", "token_ids")
+
+
+def _executor(wants: int) -> tuple[EngineExecutor, FakeEngine]:
+    engine = FakeEngine()
+    engine.required_context_memory = wants
+    return EngineExecutor(engine, fake_registry(), ()), engine
+
+
+def test_the_engine_that_wants_most_says_how_much_they_share() -> None:
+    executors, engines = zip(*(_executor(wants) for wants in (640, 0, 64)), strict=True)
+    share_context_memory(executors, CpuDevice())
+    memory = engines[0].memory
+    assert memory is not None
+    assert (memory.shape, memory.dtype) == ((640,), np.dtype(np.uint8))
+    assert all(engine.memory is memory for engine in engines)
+
+
+def test_engines_that_want_none_get_none() -> None:
+    executor, engine = _executor(0)
+    share_context_memory([executor], CpuDevice())
+    assert engine.memory is None

@@ -32,7 +32,7 @@ CAUGHT_BY = {
         "generation.test_defects.test_a_tree_beyond_the_capacity_is_caught",
     ),
     "equal scores have no order": (
-        "device.test_tree_proposals.test_an_unstable_order_of_equal_scores_is_caught",
+        "device.test_tree_rounds.test_an_unstable_order_of_equal_scores_is_caught",
     ),
 }
 HOT = RequestOptions(temperature=40.0, seed=11)

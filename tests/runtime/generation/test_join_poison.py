@@ -16,8 +16,8 @@ from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.speculation.eagle import EagleProposer
-from tests.runtime.caches.views import cache_view
 from tests.runtime.generation.schedules.home import Setting, export_home, home_chats, open_runtime
+from tests.runtime.kv_cache.arranged_rows import cache_view
 
 CHUNK, LONG, TOKENS, POISON = 16, 100, 12, 1023
 SETTINGS = (

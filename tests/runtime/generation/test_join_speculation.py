@@ -14,7 +14,6 @@ from hearth.runtime.batch import DecodingRow
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.speculation.eagle import EagleProposer
-from tests.runtime.caches.views import cache_view
 from tests.runtime.generation.schedules.home import (
     Method,
     Setting,
@@ -22,6 +21,7 @@ from tests.runtime.generation.schedules.home import (
     home_chats,
     open_runtime,
 )
+from tests.runtime.kv_cache.arranged_rows import cache_view
 
 pytestmark = pytest.mark.slow
 TOKENS = 48

@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from hearth.runtime.config import load_config
-from tests.runtime.generation.schedules.__main__ import main
-from tests.runtime.generation.schedules.campaign import Campaign
+from tests.runtime.generation.schedules.__main__ import Campaign, main
 from tests.runtime.generation.schedules.home import export_home, settings_of
 
 SCHEDULES = {"native": 26, "classic": 10}

@@ -1,4 +1,4 @@
-"""What prompts and replies before have left is not computed again, and changes nothing."""
+"""What prompts and replies before have left, here or on disk, is not computed again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
+from hearth.runtime.images import EmbeddedImage, ImageSpan
+from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES
 from hearth.runtime.request import RowRequest
+from tests.peft_models import write_peft
 from tests.references import reference_folder
+from tests.runtime.generation.image_models import STORE
 from tests.runtime.generation.prefix_rows import (
     EXACT_INT4,
     TOKENS,
@@ -24,8 +29,11 @@ from tests.runtime.generation.prefix_rows import (
     row,
     run,
 )
+from tests.vision_models import TEXT as IMAGE_TEXT
+from tests.vision_models import write_vision_model
 
 pytestmark = needs_native
+
 SHARED = prompt(75)
 Folders = Callable[[str], Path]
 
@@ -283,3 +291,232 @@ def test_of_a_chunk_that_nobody_has_looked_at_no_page_is_kept(
     assert found.cached == {0: 32}
     wanted = run(runtime, row(SHARED, cache="bypass"))
     check_equal(found.tokens[0], wanted.tokens[0], exact=True)
+
+
+TEXT = prompt(75)
+REST = len(TEXT) - 1
+Open = Callable[..., LLMInferenceRuntime]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("disk") / "qwen3"
+    export_model(reference_folder("qwen3"), target, ExportOptions(dialect="native"))
+    return target
+
+
+@pytest.fixture
+def opened(folder: Path, tmp_path: Path) -> Open:
+    """Opens a runtime with room for pages in memory, and for many on disk."""
+
+    def opened(pages: int = 20) -> LLMInferenceRuntime:
+        return open_with_disk(folder, tmp_path / "pages", pages)
+
+    return opened
+
+
+def open_with_disk(folder: Path, pages_in: Path, pages: int = 20) -> LLMInferenceRuntime:
+    return open_pages(folder, pages, prefix_disk_bytes=1 << 22, prefix_folder=str(pages_in))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.page"))
+
+
+def reused(runtime: LLMInferenceRuntime) -> int:
+    """How much of the text comes from the cache; the reply has to be that without it."""
+    found = run(runtime, row(TEXT))
+    (wanted,) = run(runtime, row(TEXT, cache="bypass")).tokens.values()
+    (tokens,) = found.tokens.values()
+    check_equal(tokens, wanted, exact=True)
+    return sum(found.cached.values())
+
+
+def test_what_was_computed_before_a_restart_is_not_computed_again(opened: Open) -> None:
+    with closing(opened()) as runtime:
+        assert reused(runtime) == 0
+    with closing(opened()) as runtime:
+        assert runtime.prefix_metrics is not None
+        assert runtime.prefix_metrics.bytes["device"] == 0
+        assert reused(runtime) == REST
+        # They lie in memory now as well.
+        assert runtime.prefix_metrics.bytes["device"] == runtime.prefix_metrics.bytes["disk"]
+        assert runtime.take_failures() == []
+
+
+def test_another_salt_finds_nothing_on_disk(opened: Open) -> None:
+    with closing(opened()) as runtime:
+        run(runtime, row(TEXT, cache_salt="ours"))
+    with closing(opened()) as runtime:
+        assert run(runtime, row(TEXT, cache_salt="theirs")).cached == {}
+        assert run(runtime, row(TEXT)).cached == {}
+        assert sum(run(runtime, row(TEXT, cache_salt="ours")).cached.values()) == REST
+
+
+def test_what_leaves_memory_comes_back_from_the_disk(opened: Open) -> None:
+    with closing(opened(pages=4)) as runtime:
+        assert reused(runtime) == 0
+        for seed in range(1, 4):
+            run(runtime, row(prompt(100, seed)))
+        metrics = runtime.prefix_metrics
+        assert metrics is not None
+        assert metrics.bytes["disk"] > metrics.bytes["device"]
+        assert reused(runtime) == REST
+        assert (metrics.evicted, metrics.damaged) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("begin", "data", "words"),
+    [
+        (HEAD_BYTES + 5, b"damage", "is damaged"),
+        (8, b"\1", "is of version 1 and 2 is read here"),
+        (0, b"GGUF", "is no page of the prefix cache"),
+    ],
+)
+def test_damaged_files_are_named_and_removed_and_serve_nothing(
+    opened: Open, tmp_path: Path, begin: int, data: bytes, words: str
+) -> None:
+    with closing(opened()) as runtime:
+        reused(runtime)
+    before = files(tmp_path)
+    for path in before:
+        held = path.read_bytes()
+        path.write_bytes(held[:begin] + data + held[begin + len(data) :])
+    with closing(opened()) as runtime:
+        assert reused(runtime) == 0
+        failures = runtime.take_failures()
+        assert failures
+        for failure in failures:
+            assert (failure.code, words in failure.message) == ("spill_invalid", True)
+            assert failure.field in {path.name for path in before}
+        assert runtime.take_failures() == []
+        assert reused(runtime) == REST
+
+
+def test_pages_of_another_model_are_not_taken_for_ones_own(opened: Open, tmp_path: Path) -> None:
+    """The same prompt has the same file names by another engine, were its folder not another."""
+    other = tmp_path / "other"
+    options = ExportOptions(dialect="native", quantization="int4")
+    export_model(reference_folder("qwen3"), other, options)
+    with closing(open_with_disk(other, tmp_path / "pages")) as runtime:
+        assert reused(runtime) == 0
+    theirs = files(tmp_path)
+    with closing(opened()) as runtime:
+        assert reused(runtime) == 0
+    (own,) = {path.parent for path in files(tmp_path)} - {path.parent for path in theirs}
+    for path in files(own):
+        path.unlink()
+    for path in theirs:
+        path.rename(own / path.name)
+    with closing(opened()) as runtime:
+        assert reused(runtime) == 0
+        assert "belongs to another engine" in runtime.take_failures()[0].message
+
+
+def test_a_folder_that_cannot_be_used_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HearthError) as caught:
+        open_with_disk(folder, tmp_path / "file")
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "prefix_folder")
+
+
+GRID, IMAGE_TOKENS, BEFORE = (1, 5, 8), 40, 12
+IMAGE_SHARED = prompt(70)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLMInferenceRuntime]:
+    """A model with 3-D positions, rotary tables of each row and deepstack features."""
+    place = tmp_path_factory.mktemp("seeing")
+    source = write_vision_model(place / "model", "qwen3_vl")
+    options = ExportOptions(dialect="native", prefill_chunk=16, max_batch=3, capacity=256)
+    export_model(source, place / "engine", options)
+    with closing(open_pages(place / "engine", embeddings=STORE)) as opened:
+        yield opened
+
+
+def picture(seed: int, *, key: bytes | None = None) -> EmbeddedImage:
+    """An image of 40 tokens behind 12 of text; its key goes by what it shows."""
+    shape = (3, IMAGE_TOKENS, IMAGE_TEXT["hidden_size"])
+    values = np.random.default_rng(seed).normal(0, 0.7, shape).astype(np.float32)
+    own = bytes([seed]) * 16 if key is None else key
+    return EmbeddedImage(
+        STORE.put(values),
+        IMAGE_TOKENS,
+        (ImageSpan(BEFORE, IMAGE_TOKENS, 0, GRID),),
+        own,
+    )
+
+
+def asks(image: EmbeddedImage, *end: int) -> RowRequest:
+    """Text, the image, and text again."""
+    ids = [*range(20, 20 + BEFORE), *[5] * IMAGE_TOKENS, *range(30, 36), *end]
+    return structs.replace(row(ids), images=[image])
+
+
+def unaided(request: RowRequest) -> RowRequest:
+    return structs.replace(request, options=structs.replace(request.options, cache="bypass"))
+
+
+def test_a_picture_is_part_of_what_prompts_share(seeing: LLMInferenceRuntime) -> None:
+    run(seeing, asks(picture(1), 40))
+    # It comes again, at another place of the store.
+    again = asks(picture(1), 41)
+    found = run(seeing, again)
+    assert found.cached == {0: BEFORE + IMAGE_TOKENS + 6}
+    check_equal(found.tokens[0], run(seeing, unaided(again)).tokens[0], exact=True)
+    # The same ids with another picture share the text before it alone.
+    other = asks(picture(2), 41)
+    found = run(seeing, other)
+    assert found.cached == {0: BEFORE}
+    check_equal(found.tokens[0], run(seeing, unaided(other)).tokens[0], exact=True)
+    assert found.tokens[0][0].top != run(seeing, again).tokens[0][0].top
+
+
+def test_a_picture_of_which_nobody_knows_what_it_is_shares_nothing(
+    seeing: LLMInferenceRuntime,
+) -> None:
+    request = asks(picture(3, key=b""), 40)
+    for _ in range(2):
+        computed(seeing)
+        assert run(seeing, request).cached == {0: BEFORE}
+        assert computed(seeing) == len(request.token_ids) - BEFORE
+
+
+def test_a_prefix_may_end_within_a_picture(
+    seeing: LLMInferenceRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = asks(picture(4), 40)
+    wanted = run(seeing, unaided(request)).tokens[0]
+    run(seeing, request)
+    cut = BEFORE + 17
+    monkeypatch.setattr("hearth.runtime.kv_cache.page_loads.LoadCostModel.tokens", lambda *_: cut)
+    found = run(seeing, request)
+    assert found.cached == {0: cut}
+    check_equal(found.tokens[0], wanted, exact=True)
+
+
+def test_an_adapter_shares_with_itself_alone(tmp_path: Path) -> None:
+    base = reference_folder("qwen3")
+    write_peft(base, tmp_path / "one", rank=4)
+    write_peft(base, tmp_path / "other", rank=4, seed=1)
+    options = ExportOptions(dialect="native", max_lora_rank=4)
+    export_model(base, tmp_path / "engine", options)
+    with closing(open_pages(tmp_path / "engine")) as runtime:
+        for name in ("one", "other"):
+            runtime.load_adapter(name, tmp_path / name)
+        first = {}
+        for name in ("", "one", "other"):
+            first[name] = run(runtime, row(IMAGE_SHARED, adapter=name))
+            assert first[name].cached == {}
+        for name in ("other", "", "one"):
+            found = run(runtime, row(IMAGE_SHARED, adapter=name))
+            assert found.cached == {0: len(IMAGE_SHARED) - 1}
+            # The products of an adapter's numbers round a single row differently.
+            check_equal(found.tokens[0], first[name].tokens[0], exact=not name)
+        # Of what an adapter has left nothing serves another one of its name.
+        runtime.unload_adapter("one")
+        runtime.load_adapter("one", tmp_path / "other")
+        found = run(runtime, row(IMAGE_SHARED, adapter="one"))
+        assert found.cached == {0: len(IMAGE_SHARED) - 1}
+        check_equal(found.tokens[0], first["other"].tokens[0], exact=False)

@@ -14,8 +14,8 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from tests.references import NAMES, reference_logits
-from tests.runtime.caches.views import cache_view
 from tests.runtime.conftest import EngineFolders
+from tests.runtime.kv_cache.arranged_rows import cache_view
 
 LENGTHS = (3, 40, 17, 1, 250, 8, 25, 90)
 SAMPLED = RequestOptions(temperature=1.0, top_p=0.95, repetition_penalty=1.1)

@@ -17,8 +17,7 @@ from hearth.runtime.generation.step_times import StepTimes
 from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork, VisionBudget
 from hearth.runtime.images import ImageLayout
 from hearth.runtime.request import RequestOptions, RowRequest
-from tests.runtime.vision.fake_tower import FakeTower, expected, fake_runner, outputs
-from tests.runtime.vision.tower_config import config_of
+from tests.runtime.vision.tower_config import FakeTower, config_of, expected, fake_runner, outputs
 
 TOWER = config_of(
     "qwen3_vl", position_side=4, patch_size=2, max_patches=48, hidden_size=16,

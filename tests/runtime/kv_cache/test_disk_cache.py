@@ -4,7 +4,6 @@ import shutil
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,8 +18,17 @@ from hearth.runtime.kv_cache import disk_cache
 from hearth.runtime.kv_cache.disk_cache import MOST_WAITING, VERSION, PageFileHeader, encode_head
 from hearth.runtime.kv_cache.page_index import PageIndex
 from hearth.runtime.kv_cache.pages import Erase, Page, TierCapacity
-from tests.runtime.kv_cache.prompts import ROOTS, identities
-from tests.runtime.kv_cache.spills import DATA, FILE_BYTES, SOON_S, files, fill, open_folder, pages
+from tests.runtime.kv_cache.prompts import (
+    DATA,
+    FILE_BYTES,
+    ROOTS,
+    SOON_S,
+    files,
+    fill,
+    identities,
+    open_folder,
+    pages,
+)
 
 
 def refuses(folder: Path, words: str, blocks: list[int]) -> None:
@@ -267,15 +275,23 @@ def test_a_folder_in_a_pages_place_serves_nothing_and_is_not_held_open(tmp_path:
     disk_cache.close(SOON_S)
 
 
-def test_a_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_that_was_removed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "prefix"
     first, second = pages([1, 2])
     disk_cache = open_folder(folder)
+    written = threading.Event()
+    replace = Path.replace
+
+    def replace_and_tell(path: Path, target: Path) -> Path:
+        found = replace(path, target)
+        written.set()
+        return found
+
+    monkeypatch.setattr(Path, "replace", replace_and_tell)
     assert disk_cache.write(first, DATA)
-    until = time.monotonic() + SOON_S
-    while not list(folder.rglob("*.page")):
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    assert written.wait(SOON_S)
     shutil.rmtree(folder)
     assert disk_cache.write(second, DATA)
     disk_cache.close(SOON_S)

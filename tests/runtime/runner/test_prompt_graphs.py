@@ -1,8 +1,9 @@
 """Chunks of prompts from captured steps, against the same chunks without: on the CPU and a GPU."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,21 @@ from numpy.typing import NDArray
 from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.config import load_config
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
-from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from hearth.runtime.errors import HearthError
+from hearth.runtime.device.cuda.cuda_device import CudaDevice
+from hearth.runtime.errors import Code, HearthError
 from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.assembly import assemble
 from hearth.runtime.generation.deployment import DeploymentConfig
+from hearth.runtime.runner.captured_steps import CapturedSteps
 from hearth.runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
 from hearth.runtime.tensors.profiles import captured_widths
 from hearth.runtime.tensors.tensor import Tensor
 from tests.references import reference_folder
+from tests.runtime.arrangements import open_runner
 from tests.runtime.conftest import EngineFolders
-from tests.runtime.runner.runners import open_runner
 
 WIDTHS = (32, 256)
 PLACES = (0, 3)
@@ -104,16 +107,6 @@ def test_captured_chunks_on_the_cpu_are_those_of_ordinary_runs(
     with closing(open_runner(folder, config, CpuDevice())) as runner:
         runner.get_kv_cache().kv.buckets = (CAPACITY,)
         _assert_captured_chunks_are_the_same(runner, lambda tensor: tensor.array.copy(), 1e-5)
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[CudaDevice]:
-    try:
-        device = open_cuda_device()
-    except HearthError as error:
-        pytest.skip(f"no GPU: {error.message}")
-    yield device
-    device.close()
 
 
 @pytest.mark.gpu
@@ -200,3 +193,70 @@ def test_a_chunk_of_several_rows_has_no_graph() -> None:
     runner.reset(2)
     runner.execute_prefill_step(np.ones((1, 32), np.int64), [32], 1)
     assert (runner.prompt_graphs.hits, runner.prompt_graphs.misses) == (1, 1)
+
+
+class _CapturedStep:
+    def __init__(self) -> None:
+        self.closed = 0
+
+        self.launches: list[Code] = []
+
+    def launch(self, _stream: object) -> None:
+        if self.launches:
+            raise HearthError(self.launches[-1], "no launch")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def steps_of(record: Callable[[object], _CapturedStep]) -> tuple[CapturedSteps, GraphCounters]:
+    counters = GraphCounters()
+    executor = SimpleNamespace(snapshot="step", counters=counters, queue=None)
+    bindings = SimpleNamespace(executor=executor, each_set=lambda *_: [None], stream=None)
+    given: Any = (SimpleNamespace(backend="kernels"), SimpleNamespace(record=record), bindings)
+    return CapturedSteps(*given), counters
+
+
+def capture(steps: CapturedSteps) -> None:
+    dims: Any = None
+    steps.capture(0, dims, lambda _execute: None)
+
+
+def test_what_is_captured_again_is_freed() -> None:
+    made: list[_CapturedStep] = []
+
+    def record(_work: object) -> _CapturedStep:
+        made.append(_CapturedStep())
+        return made[-1]
+
+    steps, _ = steps_of(record)
+    for _ in range(2):
+        capture(steps)
+    assert [one.closed for one in made] == [1, 0]
+    steps.close()
+    assert [one.closed for one in made] == [1, 1]
+
+
+@pytest.mark.parametrize("code", ["out_of_memory", "device_lost"])
+def test_a_step_that_cannot_be_captured_is_counted_unless_the_device_is_lost(code: Code) -> None:
+    def record(_work: object) -> _CapturedStep:
+        raise HearthError(code, "no room for a graph")
+
+    steps, counters = steps_of(record)
+    with pytest.raises(HearthError) if code == "device_lost" else nullcontext():
+        capture(steps)
+    assert counters.failed_captures == (code != "device_lost")
+    assert not steps.launch()
+
+
+def test_a_launch_that_fails_is_counted_and_leaves_the_step_to_be_run() -> None:
+    captured = _CapturedStep()
+    steps, counters = steps_of(lambda _work: captured)
+    capture(steps)
+    assert steps.launch()
+    captured.launches.append("internal")
+    assert not steps.launch()
+    assert (counters.hits, counters.fallbacks) == (1, 1)
+    captured.launches.append("device_lost")
+    with pytest.raises(HearthError):
+        steps.launch()

@@ -1,12 +1,33 @@
+"""Towers and prompts, and embeddings beside the processors and towers of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image as PilImage
 
+from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.errors import HearthError
-from hearth.runtime.images import ImageLayout
-from hearth.runtime.vision_config import VisionConfig
-from tests.runtime.vision.fake_tower import expected, fake_runner
-from tests.runtime.vision.tower_config import config_of
+from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.export.options import Dialect, ExportOptions
+from hearth.runtime.export.vision.write import write_vision
+from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.sizes import layout_of
+from hearth.runtime.images import ImageLayout, Picture
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.tokenizer import TokenizerFile
+from hearth.runtime.vision.prompt import VisionInput, encode_turns
+from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig
+from tests.runtime.image_processing.photographs import config_like, draw, photo
+from tests.runtime.vision.tower_config import config_of, expected, fake_runner
+from tests.vision_models import FAMILIES, VOCABULARY, Family, make_tokenizer, write_vision_model
+from tests.vision_processors import TEMPLATES
 
 Image = tuple[NDArray[np.uint8], ImageLayout]
 CONFIG = config_of(
@@ -104,3 +125,110 @@ def test_closing_frees_the_engine() -> None:
     runner, engine = fake_runner(CONFIG)
     runner.close()
     assert engine.calls == [-1]
+
+
+IMAGE = VisionInput([Picture("rgb8", 64, 32, 192)])
+VIDEO = VisionInput([Picture("jpeg", 64, 32)] * 4, [0.0, 0.5, 1.0, 1.5])
+SHOWS_NO_TEXT = (
+    "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+
+
+def tokenizer_of(family: Family, template: str = "") -> Tokenizer:
+    library = make_tokenizer(family)
+    file = TokenizerFile(library, library.get_vocab_size(), None)
+    return Tokenizer(file, ChatTemplate(template or TEMPLATES[family], {}), VOCABULARY)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_go_where_the_parts_stand_and_text_spells_no_place(family: Family) -> None:
+    config, tokenizer = config_like(family), tokenizer_of(family)
+    spelt = "see <image> <|image_pad|> <|video_pad|>"
+    parts = [{"type": "image"}, {"type": "text", "text": spelt}, {"type": "video"}]
+    vision_inputs = [IMAGE, VIDEO]
+    layouts = [one.layout(config) for one in vision_inputs]
+    ids, spans = encode_turns(
+        tokenizer, [("system", "be brief"), ("user", parts)], vision_inputs, layouts, config
+    )
+    assert [sum(span.length for span in one) for one in spans] == [one.tokens for one in layouts]
+    places = {
+        at for one in spans for span in one for at in range(span.start, span.start + span.length)
+    }
+    tokens = {config.tokens.image, config.tokens.video}
+    assert places == {at for at, number in enumerate(ids) if number in tokens}
+    text = tokenizer.decode(ids)
+    assert "be brief" in text
+    assert spelt in text
+    assert max(span.start for span in spans[0]) < min(span.start for span in spans[1])
+
+
+def test_a_cap_makes_the_layout_smaller() -> None:
+    config = config_like("qwen3_vl")
+    whole = IMAGE.layout(config).tokens
+    assert IMAGE.layout(config, whole - 1).tokens < whole
+    assert VIDEO.layout(config, 2).tokens == 2
+
+
+def test_pictures_that_the_template_does_not_show_are_refused() -> None:
+    config, tokenizer = config_like("qwen3_vl"), tokenizer_of("qwen3_vl", SHOWS_NO_TEXT)
+    turns = [("user", [{"type": "image"}, {"type": "text", "text": "see"}])]
+    with pytest.raises(HearthError) as caught:
+        encode_turns(tokenizer, turns, [IMAGE], [IMAGE.layout(config)], config)
+    assert (caught.value.code, caught.value.field) == ("invalid_value", "messages")
+
+
+def test_a_template_that_shows_parts_alone_gets_text_as_a_part() -> None:
+    tokenizer = tokenizer_of("idefics3", SHOWS_NO_TEXT)
+    ids = tokenizer.encode_chat([("system", "be"), ("user", "<image> brief")])
+    assert tokenizer.decode(ids) == "be<image> brief"
+    assert config_like("idefics3").tokens.image not in ids
+
+
+def test_a_piece_of_a_prompt_has_special_tokens_and_none_around_it() -> None:
+    tokenizer = tokenizer_of("qwen3_vl")
+    assert tokenizer.encode_piece("<|image_pad|>") == [config_like("qwen3_vl").tokens.image]
+
+
+SIZES = [(96, 64), (40, 120), (57, 83)]
+TOLERANCE = 1e-4
+
+
+def embed(folder: Path, config: VisionConfig) -> list[NDArray[Any]]:
+    """All pictures at once: [1 + deepstack features, tokens, output_size] each."""
+    images = []
+    for size in SIZES:
+        layout = layout_of(photo(*size), config)
+        patches = np.empty((layout.patches, config.patch_bytes), np.uint8)
+        patch(PilImage.fromarray(draw(*size)), layout, config, patches)
+        images.append((patches, layout))
+    runner = VisionRunner.open(folder, config, EngineOptions(threads=1), CpuDevice())
+    out = runner.encode(images)
+    runner.close()
+    return out
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("family", FAMILIES)
+def test_embeddings_of_photographs_are_those_of_transformers(
+    tmp_path: Path, family: Family, dialect: Dialect
+) -> None:
+    torch: Any = pytest.importorskip("torch")
+    transformers: Any = pytest.importorskip("transformers")
+    source = write_vision_model(tmp_path / "model", family)
+    config = write_vision(source, tmp_path, ExportOptions(dialect=dialect))
+    assert config is not None
+    ours = embed(tmp_path / VISION_FOLDER, config)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
+    processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")
+    for size, (embeddings, *features) in zip(SIZES, ours, strict=True):
+        given = processor(PilImage.fromarray(draw(*size)), return_tensors="pt")
+        given = {name: given[name] for name in ("pixel_values", "image_grid_thw") if name in given}
+        with torch.no_grad():
+            seen = model.eval().model.get_image_features(**given)
+        wanted = torch.cat(list(seen.pooler_output)).numpy()
+        np.testing.assert_allclose(embeddings, wanted, atol=TOLERANCE, rtol=0)
+        stacked = getattr(seen, "deepstack_features", None) or []
+        assert len(features) == len(stacked) == config.num_deepstack_features
+        for one, other in zip(features, stacked, strict=True):
+            wanted = torch.cat(list(other)).numpy()
+            np.testing.assert_allclose(one, wanted, atol=TOLERANCE, rtol=0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hearth.runtime.batch import BatchReorder, DirtySlots, SlotAssignment
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device
-from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
+from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager
 from hearth.runtime.reference.ops import PageCopy
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.arrangements import arrangements
@@ -132,3 +132,9 @@ def live(house: House, data: st.DataObject, longest: int) -> None:
             if slots:
                 house.grow(place, slots)
         house.check()
+
+
+def cache_view(cache: KVCacheManager, tensor: Tensor, rows: int) -> NDArray[Any]:
+    """The first `rows` of a cache on the host as [rows, kv_heads, bucket, head_dim]."""
+    _, heads, _, head_dim = tensor.shape
+    return tensor.view((rows, heads, cache.bucket, head_dim))
