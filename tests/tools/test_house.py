@@ -189,9 +189,9 @@ def test_modules_are_the_same_below_hearth(tmp_path: Path) -> None:
         "daemon/door/__init__.py": "",
     }
     tree = written(tmp_path, files)
-    assert tree.imported(tree.modules["hearth.daemon.door.wire"]) == {"hearth_client"}
-    service = tree.modules["hearth.daemon.service"]
-    assert tree.imported(service) == {"hearth.daemon.door", "hearth.daemon.door.wire"}
+    assert tree.imported(tree.modules["daemon.door.wire"]) == {"hearth_client"}
+    service = tree.modules["daemon.service"]
+    assert tree.imported(service) == {"daemon.door", "daemon.door.wire"}
 
 
 def test_a_relative_import_is_of_no_room(tmp_path: Path) -> None:

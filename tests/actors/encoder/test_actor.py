@@ -58,8 +58,7 @@ from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
 from tests.actors.encoder import fake_decoder
 from tests.actors.mailboxes import next_mail
 from tests.runtime.image_processing.photographs import draw, file_of
-from tests.runtime.vision.fake_tower import fake_runner
-from tests.runtime.vision.tower_config import config_of
+from tests.runtime.vision.tower_config import config_of, fake_runner
 from tests.vision_models import write_vision_model
 
 PATIENCE_S = 30.0

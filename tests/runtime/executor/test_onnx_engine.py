@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hearth.runtime.executor.threads import physical_cores
 from msgspec import structs
 
 from hearth.runtime.device.device import HostStream
@@ -22,6 +21,7 @@ from hearth.runtime.executor.onnx_engine import (
     session_options,
 )
 from hearth.runtime.executor.simulated_engine import simulated_config
+from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.tensors.registry import TensorRegistry, TensorSpec
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.executor.fake_engine import host_binding
