@@ -417,7 +417,9 @@ class Service:
                 _log.info("files were exchanged", files=exchanged)
                 changed.append("weights")
             if "weights" in changed:
-                self._supervisors[0].renew("it gets other weights")
+                asked = self._supervisors[0].renew("it gets other weights")
+                if asked and self._scheduler is not None:
+                    self._scheduler.retire_executor()
             if self._keys is not None and keys is not None:
                 if keys.clients != self._keys.clients:
                     changed.append("keys")

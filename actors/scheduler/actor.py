@@ -101,6 +101,13 @@ class SchedulerActor:
         self._policy.adopt(settings)
         self._wake.set()
 
+    def retire_executor(self) -> None:
+        """Schedule no rows for the executor that is asked to end, whose word may come later.
+
+        To be called on its event loop.
+        """
+        self._policy.executor_retires()
+
     async def _listen(self, inbox: Receiver[Any]) -> None:
         while True:
             # While there are messages this does not wait: a burst of requests is decided together.

@@ -275,8 +275,7 @@ class SchedulerPolicy:
         if not self._dispatcher.is_news(output):
             return []
         if output.retiring:
-            self._present = False
-            self._lookahead.executor_retires()
+            self.executor_retires()
         for row in self._dispatcher.given_up(output):
             self._leave(row, now)
             if not row.ends:
@@ -335,6 +334,11 @@ class SchedulerPolicy:
                 else:
                     self._leave(row, now)
         return suspects
+
+    def executor_retires(self) -> None:
+        """Schedule no rows until the next executor is ready; those that run go on."""
+        self._present = False
+        self._lookahead.executor_retires()
 
     def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
         """Take a new executor, and check the requests that came before its limits were known."""
