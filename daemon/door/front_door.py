@@ -95,7 +95,7 @@ _DRAIN_POLLS = 100
 
 
 class FrontDoor:
-    """Serves clients on a local socket, with `keys` on TCP too; docs/architecture.md has its place.
+    """Serves clients on a local socket, with `keys` on TCP too; docs/front-door.md has its place.
 
     The sockets are opened by the constructor: `already_running` or `socket_unusable` is raised
     there. `environ` has socket activation and the agreed path. `listeners` are called with every

@@ -91,7 +91,7 @@ def index_dtype(config: LLMEngineRunnerConfig) -> np.dtype[Any]:
 
 
 def build_registry_for_llm(config: LLMEngineRunnerConfig) -> TensorRegistry:
-    """The bindings of a decoder engine, as docs/architecture.md lists them.
+    """The bindings of a decoder engine, as docs/runtime.md lists them.
 
     Rotary tables that all rows share are not among them, as their shape follows no step. That of
     the inputs of adapters does not either (`own_specs`).
@@ -173,7 +173,7 @@ _TAPS = {"qwen3_vl": 4, "qwen2_5_vl": 0, "idefics3": 1}
 
 
 def build_registry_for_tower(config: VisionConfig) -> TensorRegistry:
-    """The bindings of a vision tower, as docs/architecture.md lists them."""
+    """The bindings of a vision tower, as docs/vision.md lists them."""
     registry = TensorRegistry()
     index = np.dtype(np.int64 if config.dialect == "native" else np.int32)
     real, data = np.dtype(np.float32), numpy_dtype(config.embedding_dtype)

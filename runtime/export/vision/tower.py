@@ -17,7 +17,7 @@ PATCHES, TOKENS = "patches", "tokens"
 
 
 class Tower:
-    """Writes a tower of any family into a graph; docs/architecture.md lists the bindings."""
+    """Writes a tower of any family into a graph; docs/vision.md lists the bindings."""
 
     def __init__(
         self,
