@@ -64,6 +64,11 @@ def test_every_message_of_clients_is_answered_or_refused_by_name(clients: Client
             clients.greet()
             clients.answer_some()
     assert clients.door.state.totals["refused"] < sent
+    # Few mutations are whole messages with a picture: this one is.
+    clients.greet()
+    image = {"type": "image", "encoding": "mono8", "frame": 1, "width": 1, "height": 1}
+    turns = [{"role": "user", "content": [image]}]
+    clients.say(CLIENTS[0], {"t": "generate", "id": "seen", "messages": turns}, b"1")
     assert clients.held_once
 
 

@@ -64,7 +64,7 @@ from tests.actors.executor.harness import INCARNATION, open_harness
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mailboxes import next_mail
 from tests.actors.scheduler.images import arenas, submit_images
-from tests.actors.scheduler.simulation import LIMITS, output, ready, schedule_of, submit
+from tests.actors.scheduler.simulation import LIMITS, new_rows, output, ready, schedule_of, submit
 
 DEFAULTS = PolicySettings()
 READY = ExecutorReady(1, "inproc://work-1", LIMITS)
@@ -458,6 +458,16 @@ def test_of_two_requests_with_one_number_the_first_gets_the_answers() -> None:
     assert [len(row.token_ids) for row in wanted.new.values()] == [3]
     assert policy.submit(submit(1, prompt=5), 1.0) == [], "it is held"
     assert policy.tick(1.5) == []
+
+
+def test_what_comes_once_an_executor_is_asked_to_end_waits_for_the_next() -> None:
+    policy = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0))
+    policy.executor_ready(ready(LIMITS), 0.0)
+    policy.executor_retires()
+    policy.submit(submit(1), 0.0)
+    assert policy.tick(1.0) == []
+    policy.executor_ready(ready(LIMITS, 2), 2.0)
+    assert new_rows(policy.tick(3.0)) == [1]
 
 
 def test_a_schedule_that_comes_twice_or_late_changes_nothing() -> None:
