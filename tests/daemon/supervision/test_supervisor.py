@@ -76,6 +76,7 @@ async def test_another_executor_takes_over_once_the_rows_that_run_have_ended(
                 made.submit(rid, 60)
             await made.until_running(7)
             assert made.supervisor.renew("other weights are to be served")
+            made.scheduler.retire_executor()
             made.submit(100, 5)
             ends = await made.until_ended(*range(8), 100)
             assert ends == dict.fromkeys([*range(8), 100], "length")
