@@ -139,13 +139,13 @@ struct Seen<false> {
 struct Shared {
   __align__(16) unsigned char buffers[BUFFERS][SPLIT * STRIDE];
   Reused<HELD> reused;
-  [[no_unique_address]] Newest<Config::FUSED && Config::SINGLE> single;
-  [[no_unique_address]] Few<Config::FUSED && !Config::SINGLE> few;
-  [[no_unique_address]] Together<Config::CLUSTERED> cluster;
-  [[no_unique_address]] Near<PAIRED> paired;
-  [[no_unique_address]] Places<WOVEN> tree;
-  [[no_unique_address]] Paths<ALONE> alone;
-  [[no_unique_address]] Seen<Config::TREE> tokens;
+  Newest<Config::FUSED && Config::SINGLE> single;
+  Few<Config::FUSED && !Config::SINGLE> few;
+  Together<Config::CLUSTERED> cluster;
+  Near<PAIRED> paired;
+  Places<WOVEN> tree;
+  Paths<ALONE> alone;
+  Seen<Config::TREE> tokens;
 };
 
 // A split of an item, which is what a block does at a time: of all tokens, or of one.

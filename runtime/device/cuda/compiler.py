@@ -143,7 +143,7 @@ class KernelCompiler:
         return self._path(name, source, self._options(options)).exists()
 
     def _options(self, options: Sequence[str]) -> tuple[str, ...]:
-        return ("--std=c++20", "-default-device", f"-arch={self._target()}", *options)
+        return ("--std=c++17", "-default-device", f"-arch={self._target()}", *options)
 
     def _path(self, name: str, source: str, options: Sequence[str]) -> Path:
         stem = name.rpartition("/")[2]

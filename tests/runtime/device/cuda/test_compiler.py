@@ -281,7 +281,7 @@ def log_of(source: str, types: tuple[str, ...] = ()) -> str:
     _, program = api.nvrtcCreateProgram(source.encode(), b"layout.cu", 0, [], [])
     options = [
         option.encode()
-        for option in ("--std=c++20", "-default-device", "-arch=compute_90", "-w", *types)
+        for option in ("--std=c++17", "-default-device", "-arch=compute_90", "-w", *types)
     ]
     (failed,) = api.nvrtcCompileProgram(program, len(options), options)
     _, size = api.nvrtcGetProgramLogSize(program)

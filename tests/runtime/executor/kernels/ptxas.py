@@ -78,7 +78,7 @@ def ptxas_log(architecture: str, file: str, config: KernelConfig) -> str:
     api: Any = load_compiler_api()
     source = kernel_source(file, config).encode()
     _, program = api.nvrtcCreateProgram(source, f"{file}.cu".encode(), 0, [], [])
-    fixed = ("--std=c++20", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
+    fixed = ("--std=c++17", "-default-device", f"-arch={architecture}", "--ptxas-options=-v")
     arguments = [option.encode() for option in fixed]
     (failed,) = api.nvrtcCompileProgram(program, len(arguments), arguments)
     _, size = api.nvrtcGetProgramLogSize(program)
