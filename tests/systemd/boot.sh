@@ -33,7 +33,7 @@ overlay() {
 
 # Nothing of what this machine enables, and nothing that a kernel has once for all namespaces.
 prepare() {
-  rm -r root/etc/systemd/system
+  rm -rf root/etc/systemd/system root/etc/rc?.d
   mkdir root/etc/systemd/system
   for unit in dev-hugepages.mount dev-mqueue.mount proc-sys-fs-binfmt_misc.automount \
     sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount \

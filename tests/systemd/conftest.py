@@ -26,9 +26,11 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     engine = tmp_path_factory.mktemp("engines") / "tiny"
     export_model(REFERENCE, engine, ExportOptions(capacity=512, max_batch=4))
     machine = Machine(tmp_path_factory.mktemp("machine"), {**BOUND, engine: ENGINE})
-    machine.systemctl("is-system-running", "--wait")
-    yield machine
-    machine.close()
+    try:
+        machine.systemctl("is-system-running", "--wait")
+        yield machine
+    finally:
+        machine.close()
 
 
 @pytest.fixture(scope="module")
