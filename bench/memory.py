@@ -8,14 +8,14 @@ import click
 import msgspec
 
 from hearth.bench.child_process import ChildProcess, family_usage
-from hearth.bench.memory_stages import OPTIONS, STAGES, MemoryJob
+from hearth.bench.memory_stages import STAGES, MemoryJob
 from hearth.bench.report import Record, log_folder, note, print_cases, publish, record_option
 from hearth.bench.toy_daemon import engine_option, given_or_toy
 from hearth.daemon.cli.errors import FAILED
 from hearth.daemon.cli.options import json_option
 from hearth.runtime.device.cuda.context import open_context
 from hearth.runtime.errors import HearthError
-from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
+from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.predicted import predict_memory
 
 RATIO_AIM = 0.05
@@ -54,11 +54,20 @@ class MemoryFigures(msgspec.Struct, kw_only=True):
 @click.command()
 @engine_option("a toy")
 @click.option(
+    "--prefix-cache-bytes",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="BYTES",
+    help="Also fill a prefix cache of BYTES; 0 for none.  [0]",
+)
+@click.option(
     "--name", default="", metavar="NAME", help="The key of these figures in a record.  [memory]"
 )
 @record_option
 @json_option
-def memory(engine: Path | None, name: str, record: Record, *, as_json: bool) -> int:
+def memory(
+    engine: Path | None, prefix_cache_bytes: int, name: str, record: Record, *, as_json: bool
+) -> int:
     """Compare the memory that hearth check predicts with what an engine takes, part by part.
 
     On a GPU by its free memory, where nobody else may work meanwhile, and the exit code is 1 when
@@ -67,7 +76,8 @@ def memory(engine: Path | None, name: str, record: Record, *, as_json: bool) -> 
     if name and record.file is None:
         raise click.UsageError("--name is for --record")
     with given_or_toy(engine) as folder:
-        found = measure_memory(folder, log_folder() / "memory.log")
+        job = MemoryJob(str(folder), prefix_cache_bytes)
+        found = measure_memory(job, log_folder() / "memory.log")
     publish(found, lambda: _print(found), as_json=as_json)
     record.keep({name or "memory": found})
     if found.device == "cuda" and not found.within_aim:
@@ -84,11 +94,10 @@ def _print(found: MemoryFigures) -> None:
         note(_RESIDENT)
 
 
-def measure_memory(engine: Path, log: Path) -> MemoryFigures:
-    """Open `engine` in a process of its own and look after every stage; raises HearthError."""
-    deployment = load_deployment(engine, OPTIONS)
+def measure_memory(job: MemoryJob, log: Path) -> MemoryFigures:
+    """Do `job` in a process of its own and look after every stage; raises HearthError."""
+    deployment = job.load()
     used_on_gpu = gpu_meter() if deployment.base.device == "cuda" else None
-    job = MemoryJob(str(engine))
     used: dict[str, int] = {}
     with closing(ChildProcess("hearth.bench.memory_stages", job, log)) as process:
         for stage in ("start", *STAGES):
@@ -115,9 +124,10 @@ def gpu_meter() -> Callable[[], int]:
 def memory_figures(deployment: DeploymentConfig, used: Mapping[str, int]) -> MemoryFigures:
     """The figures for bytes in use after each stage, the first of them "start"."""
     device = deployment.base.device
-    # On the CPU a vision tower lies in another process.
+    # On the CPU a vision tower and the daemon itself lie in other processes.
     here = deployment._replace(tower=None) if device == "cpu" else deployment
     predicted = predict_memory(here).device
+    predicted.pop("daemon_process", None)
     parts: dict[str, PartFigures] = {}
     # The interpreter is part of the memory of a CPU, and not of that of a GPU.
     before = used["start"] if device == "cuda" else 0

@@ -16,16 +16,15 @@ from hearth.runtime.device.open import open_device
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.generation.assembly import assemble
-from hearth.runtime.generation.deployment import load_deployment
+from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.images import ImageLayout
+from hearth.runtime.kv_cache.pages import PAGE_TOKENS
 from hearth.runtime.onnx_runtime import load_onnx_runtime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RequestOptions
 from hearth.runtime.vision.vision_runner import VisionRunner
 
-OPTIONS = RuntimeOptions(verify=False, speculation=SpeculationOptions(method="auto"))
-"""Options as of a daemon, with the draft if the folder holds one."""
 STAGES: dict[str, tuple[str, ...]] = {
     "context": ("context", "process"),
     "tables and caches": (
@@ -43,6 +42,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "sampler": ("sampler",),
     "draft": ("draft_library", "draft_weights", "draft_buffers"),
     "tower": ("vision_weights", "vision_buffers"),
+    "prefix cache": ("prefix_cache",),
     "steps": (
         "engine_scratch",
         "attention_scratch",
@@ -57,24 +57,33 @@ _ROUNDS_TOKENS = 24
 
 
 class MemoryJob(msgspec.Struct, frozen=True):
-    """The engine folder that is opened."""
+    """The engine folder that is opened, and the bytes of its prefix cache; 0 for none."""
 
     engine: str
+    prefix_cache_bytes: int = 0
+
+    def load(self) -> DeploymentConfig:
+        """Load it as a daemon does, with the draft if the folder holds one."""
+        speculation = SpeculationOptions(method="auto")
+        options = RuntimeOptions(
+            verify=False, speculation=speculation, prefix_cache_bytes=self.prefix_cache_bytes
+        )
+        return load_deployment(Path(self.engine), options)
 
 
-def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
+def build_in_stages(job: MemoryJob, built: Callable[[str], None]) -> None:
     """Open the engine folder as the runtime does, and run the largest steps; tell each stage.
 
     Raises what opening raises.
     """
-    deployment = load_deployment(folder, OPTIONS)
+    deployment, folder = job.load(), Path(job.engine)
     device = open_device(deployment.base.device)
     if deployment.base.backend == "onnxruntime":
         # The library is part of the process, and not of its first engine.
         load_onnx_runtime()
     built("context")
     parts = assemble(deployment, folder, EngineOptions(), device, built=built)
-    runtime = LLMInferenceRuntime(*parts[:4], tower=parts.tower)
+    runtime = LLMInferenceRuntime(*parts[:4], tower=parts.tower, prefix=parts.prefix)
     runtime.capture(range(1, runtime.max_batch + 1))
     longest = min(runtime.config.max_supported_input_length, runtime.capacity - 1)
     _run(runtime, longest, 1)
@@ -83,14 +92,19 @@ def build_in_stages(folder: Path, built: Callable[[str], None]) -> None:
         _run(runtime, max(1, longest - _ROUNDS_TOKENS), _ROUNDS_TOKENS)
     if runtime.tower is not None:
         _encode_largest(runtime.tower)
+    # Memory and records of a page become resident when it is first written.
+    batches = -(-deployment.prefix.device * PAGE_TOKENS // (longest * runtime.max_batch))
+    for seed in range(1, batches + 1):
+        _run(runtime, longest, 1, seed)
     built("steps")
     runtime.close()
 
 
-def _run(runtime: LLMInferenceRuntime, length: int, tokens: int) -> None:
-    ids = np.random.default_rng(0).integers(3, runtime.config.vocab_size, length).tolist()
+def _run(runtime: LLMInferenceRuntime, length: int, tokens: int, seed: int = 0) -> None:
+    sizes = (runtime.max_batch, length)
+    prompts = np.random.default_rng(seed).integers(3, runtime.config.vocab_size, sizes)
     options = RequestOptions(max_tokens=tokens, ignore_eos=True)
-    run_batch(runtime, rows_of([ids] * runtime.max_batch, options))
+    run_batch(runtime, rows_of(prompts.tolist(), options))
 
 
 def _encode_largest(tower: VisionRunner) -> None:
@@ -112,7 +126,7 @@ def main() -> None:
 
     tell("start")
     try:
-        build_in_stages(Path(parent.job(MemoryJob).engine), tell)
+        build_in_stages(parent.job(MemoryJob), tell)
     except HearthError as error:
         parent.refuse(error)
 

@@ -109,6 +109,7 @@ def assemble(
         if proposer is not None:
             speculation = _speculation(deployment, runner, sampler, io, proposer)
         prefix = _prefix_cache(deployment, resources, device, runner, proposer)
+        built("prefix cache")
         return RuntimeParts(runner, device, sampler, speculation, tower, prefix)
 
 

@@ -30,7 +30,8 @@ from hearth.runtime.vision.vision_runner import allocate_tower_buffers
 from hearth.runtime.vision_config import VisionConfig
 
 _PARTS = (
-    *("context", "process", "library", "weights", "embedding", "kv_cache", "rope"),
+    *("context", "process", "daemon_process", "library", "weights", "embedding", "kv_cache"),
+    "rope",
     *("step_buffers", "zeros", "sampler", "engine_scratch", "prompt_graphs"),
     *("attention_scratch", "activations"),
     *("draft_library", "draft_weights", "draft_kv_cache", "draft_rope", "draft_buffers"),

@@ -17,8 +17,10 @@ from hearth.runtime.vision_config import VisionConfig
 
 _MIB = 1 << 20
 
-# On the CPU, measured: interpreter, libraries and an empty session.
-_PROCESS_BYTES = 120 * _MIB
+# On the CPU, measured: the executor's interpreter, libraries and an empty session, and what the
+# daemon has beyond the libraries that both read.
+_PROCESS_BYTES = 76 * _MIB
+_DAEMON_PROCESS_BYTES = 49 * _MIB
 # Once ONNX Runtime has packed quantised weights it holds the integers once, and in float32 three
 # numbers a block: the scale as stored, the scale as packed, and a sum.
 _NUMBERS_PER_BLOCK = 3
@@ -89,6 +91,7 @@ def estimate_engine(config: LLMEngineRunnerConfig) -> dict[str, int]:
     scores = _score_bytes(config, tokens, _SCORE_COPIES[config.dialect])
     return {
         "process": _PROCESS_BYTES,
+        "daemon_process": _DAEMON_PROCESS_BYTES,
         "weights": 0 if simulated else _resident_weights(config),
         "attention_scratch": 0 if simulated else scores,
         "activations": 0 if simulated else _activation_bytes(config, tokens, _ACTIVATION_COPIES),

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from msgspec import structs
@@ -12,7 +13,7 @@ from hearth.bench import memory, overhead, toy_daemon
 from hearth.bench.__main__ import bench
 from hearth.bench.batches import rows_of, run_batch
 from hearth.bench.memory import MemoryFigures, measure_memory, memory_figures
-from hearth.bench.memory_stages import STAGES
+from hearth.bench.memory_stages import STAGES, MemoryJob
 from hearth.bench.overhead import Arrivals, InProcessLoop, overhead_figures
 from hearth.bench.toy_daemon import connected, given_or_toy
 from hearth.runtime.config import load_config
@@ -36,6 +37,7 @@ USED = {
     "sampler": 150 * MB,
     "draft": 152 * MB,
     "tower": 152 * MB,
+    "prefix cache": 152 * MB,
     "steps": 160 * MB,
 }
 
@@ -55,6 +57,8 @@ def figures(device: str, used: dict[str, int]) -> MemoryFigures:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_predicted_part_belongs_to_one_stage(device: str) -> None:
     parts = predict_memory(deployment(device, drafted=True)).device
+    assert ("daemon_process" in parts) == (device == "cpu")
+    parts.pop("daemon_process", None)
     assert any(name.startswith("draft_") for name in parts)
     members = [name for names in STAGES.values() for name in names]
     assert len(members) == len(set(members))
@@ -107,6 +111,20 @@ def test_the_command_measures_a_real_engine(
     assert list(found["parts"]) == list(STAGES)
 
 
+def test_a_prefix_cache_is_filled_and_told(
+    toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEARTH_CACHE", str(tmp_path))
+    sizes = {}
+    for nbytes in (0, 32 * MB):
+        code, found = run("memory", "--engine", str(toy), "--prefix-cache-bytes", str(nbytes))
+        assert code == 0
+        sizes[nbytes] = (found["predicted_mb"], found["measured_mb"])
+    predicted, measured = np.subtract(sizes[32 * MB], sizes[0])
+    assert predicted >= 32
+    assert measured == pytest.approx(predicted, rel=0.2)
+
+
 def test_a_name_without_a_record_is_refused() -> None:
     with pytest.raises(click.UsageError, match="--name is for --record"):
         CliRunner().invoke(
@@ -120,7 +138,7 @@ def test_an_engine_that_cannot_be_opened_is_told(toy: Path, tmp_path: Path) -> N
     model = folder / "model.onnx"
     model.write_bytes(bytes(model.stat().st_size))
     with pytest.raises(HearthError, match=r"model\.onnx") as caught:
-        measure_memory(folder, tmp_path / "log")
+        measure_memory(MemoryJob(str(folder)), tmp_path / "log")
     assert caught.value.code.startswith("engine_")
 
 

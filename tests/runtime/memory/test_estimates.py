@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from hearth.bench.memory import measure_memory
+from hearth.bench.memory_stages import MemoryJob
 from hearth.daemon.shipped import DRAFT, SOURCE
 from hearth.runtime.config import LORA_TARGETS, FileRecord, LLMEngineRunnerConfig, PlanRecord
 from hearth.runtime.device.open import measuring_device
@@ -104,13 +105,8 @@ def test_what_a_draft_adds_to_a_real_runtime(tmp_path: Path) -> None:
     for name, draft in (("plain", None), ("drafted", DraftOptions(folder=DRAFT))):
         folder = tmp_path / name
         export_model(SOURCE, folder, ExportOptions(capacity=512, draft=draft))
-        found = measure_memory(folder, tmp_path / "log")
-        # The interpreter's part counts the whole daemon, of which this process is one half.
-        process = found.parts["context"]
-        added[name] = (
-            found.predicted_mb - process.predicted_mb,
-            found.measured_mb - process.measured_mb,
-        )
+        found = measure_memory(MemoryJob(str(folder)), tmp_path / "log")
+        added[name] = (found.predicted_mb, found.measured_mb)
     for predicted, measured in added.values():
         assert predicted == pytest.approx(measured, rel=0.15)
 
