@@ -176,7 +176,11 @@ class Simulation:
         self.executors.append(made)
         self._working, self._heard = False, 0
         told = ready(self.limits, made.incarnation)
-        self._apply(self.policy.executor_ready(told, self.now))
+        if made.incarnation == 1:
+            # Limits hold from `ready_at` on: what comes before is not refused by them.
+            self._to_policy(told)
+        else:
+            self._pass_on(told)
 
     def run(self, until: float = float("inf")) -> None:
         while True:
@@ -227,6 +231,10 @@ class Simulation:
             assert self._lag_s
             return
         if isinstance(message, Schedule):
+            if message.incarnation != self.executor.incarnation:
+                # Another has taken over, of which the policy is about to hear.
+                assert self._lag_s
+                return
             for rid, row in message.new.items():
                 done = len(row.token_ids) - row.prompt_length
                 assert len(self.outcomes[rid].tokens) == done, "no token is made twice"
@@ -288,15 +296,19 @@ class Simulation:
             for seconds in self._echo():
                 self._pass_on(told, seconds)
 
-    def _pass_on(self, told: StepOutput | ExecutorLost, late_s: float = 0.0) -> None:
+    def _pass_on(
+        self, told: StepOutput | ExecutorReady | ExecutorLost, late_s: float = 0.0
+    ) -> None:
         seconds = self._lag_s + late_s
         if seconds:
             self.at(self.now + seconds, lambda: self._to_policy(told))
         else:
             self._to_policy(told)
 
-    def _to_policy(self, told: StepOutput | ExecutorLost) -> None:
+    def _to_policy(self, told: StepOutput | ExecutorReady | ExecutorLost) -> None:
         match told:
+            case ExecutorReady():
+                self._apply(self.policy.executor_ready(told, self.now))
             case StepOutput():
                 self._apply(self.policy.update(told, self.now))
             case ExecutorLost(reason):
