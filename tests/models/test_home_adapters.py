@@ -20,7 +20,7 @@ from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptio
 from hearth.runtime.text import Tokenizer
 from hearth_client import Client
 from models.evaluate import reworded_prompt
-from models.peft_folder import write_merged
+from models.merge_adapter import write_merged
 from models.rewordings import ADAPTERS, BASE, REWORDINGS, steps_of
 from models.splits import Prompt, held_out
 from tests.runtime.weights.external_models import needs_other_weights

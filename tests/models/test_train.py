@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 
 torch = pytest.importorskip("torch")
 
-from models.training import (  # noqa: E402 - needs torch
+from models.train import (  # noqa: E402 - needs torch
     WARMUP,
     Defaults,
     Settings,

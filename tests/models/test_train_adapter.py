@@ -9,11 +9,9 @@ from tokenizers import Tokenizer
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from models.adapter_stream import ROWS, adapter_batches  # noqa: E402 - behind the skip above
-from models.lora import attach, write_adapter  # noqa: E402 - behind the skip above
-from models.peft_folder import config_of, merged  # noqa: E402 - behind the skip above
-from models.rewordings import BASE, spoken  # noqa: E402 - behind the skip above
-from models.train_adapter import rate_at, train  # noqa: E402 - behind the skip above
+from models.merge_adapter import config_of, merged  # noqa: E402 - behind the skip above
+from models.rewordings import BASE, ROWS, adapter_batches, spoken  # noqa: E402 - behind the skip above  # noqa: E402 - behind the skip above
+from models.train_adapter import attach, rate_at, train, write_adapter  # noqa: E402 - behind the skip above  # noqa: E402 - behind the skip above
 
 
 def test_an_adapter_begins_as_nothing_and_merges_as_it_computes(tmp_path: Path) -> None:
