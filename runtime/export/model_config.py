@@ -7,14 +7,19 @@ from msgspec import structs
 
 from hearth.runtime.config import RopeConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export.config_fields import refuse_unserved
 from hearth.runtime.export.image_families import (
     IMAGE_FAMILIES,
     ImageFamily,
     MRopeLayout,
     TextArchitecture,
 )
-from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_config, read_json
+from hearth.runtime.export.json_file import (
+    CONFIG_FILE,
+    Fields,
+    read_config,
+    read_json,
+    refuse_unserved,
+)
 
 _DEFAULT_THETA = 10_000.0
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})

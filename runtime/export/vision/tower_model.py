@@ -8,9 +8,8 @@ from tokenizers import Tokenizer
 
 from hearth.runtime.engine_folder import TOKENIZER_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export.config_fields import refuse_unserved
 from hearth.runtime.export.image_families import IMAGE_FAMILIES
-from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_json
+from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_json, refuse_unserved
 from hearth.runtime.export.options import ExportOptions, resolve_dialect
 from hearth.runtime.export.vision.processor import read_rules
 from hearth.runtime.packages import VERSION

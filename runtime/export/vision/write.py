@@ -18,8 +18,7 @@ from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, Toler
 from hearth.runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
 from hearth.runtime.export.options import ExportOptions
 from hearth.runtime.export.progress import Progress, ProgressCounter
-from hearth.runtime.export.reference_pass import rotate, softmax
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights, rotate, softmax
 from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
 from hearth.runtime.export.vision.dialect import (

@@ -12,12 +12,12 @@ from safetensors.numpy import save_file
 from hearth.runtime.config import Quantization
 from hearth.runtime.engine_folder import MODEL_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export import ExportOptions, export_model, rounded_weights, weights
+from hearth.runtime.export import ExportOptions, export_model, reference_pass, weights
 from hearth.runtime.export.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
 from hearth.runtime.export.engine_files import engine_config
 from hearth.runtime.export.layout import EMBEDDING, check_tensors
 from hearth.runtime.export.model_config import load_model_config
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights
 from hearth.runtime.weights.quantised import Kind, round_weights, widen
 from tests.references import reference_folder, reference_logits
 from tests.runtime.export.graph_driver import GraphDriver, run_rows
@@ -159,7 +159,7 @@ def held(stored: dict[str, NDArray[Any]], name: str) -> NDArray[np.float32]:
 def test_projections_have_the_numbers_of_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: ExportOptions, tile: int
 ) -> None:
-    monkeypatch.setattr(rounded_weights, "TILE_BYTES", tile)
+    monkeypatch.setattr(reference_pass, "TILE_BYTES", tile)
     export_model(reference_folder("llama"), tmp_path / "engine", options)
     stored = initializers(tmp_path / "engine")
     eye = np.eye(64, dtype=np.float32)
