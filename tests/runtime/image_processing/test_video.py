@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hearth.runtime.export.vision.processor import read_rules
+from hearth.runtime.export.vision.tower_model import read_rules
 from hearth.runtime.image_processing.patches import patch
 from hearth.runtime.image_processing.placeholders import expand
 from hearth.runtime.image_processing.raw_frames import frames_of, rate_of
