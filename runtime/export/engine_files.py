@@ -35,12 +35,11 @@ from hearth.runtime.export.options import (
     resolve_chunk,
     resolve_dialect,
 )
-from hearth.runtime.export.progress import Progress, ProgressCounter
 from hearth.runtime.export.reference_pass import RoundedWeights, rope_tables
 from hearth.runtime.export.tensorrt.options import PlanOptions, resolve_decode_batches
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
 from hearth.runtime.export.weights import Weights, row_pieces
-from hearth.runtime.export.writer import TensorPieces, write_safetensors
+from hearth.runtime.export.writer import Progress, ProgressCounter, TensorPieces, write_safetensors
 from hearth.runtime.memory.sizes import projection_bytes, projection_elements
 from hearth.runtime.packages import VERSION
 

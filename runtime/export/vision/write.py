@@ -17,16 +17,9 @@ from hearth.runtime.export.graph import GraphBuilder
 from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, ToleranceProbe
 from hearth.runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
 from hearth.runtime.export.options import ExportOptions
-from hearth.runtime.export.progress import Progress, ProgressCounter
 from hearth.runtime.export.reference_pass import RoundedWeights, rotate, softmax
 from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
-from hearth.runtime.export.vision.dialect import (
-    ClassicVisionDialect,
-    NativeVisionDialect,
-    PrimitiveVisionDialect,
-    VisionDialect,
-)
 from hearth.runtime.export.vision.layout import (
     Merger,
     check_tower,
@@ -35,10 +28,16 @@ from hearth.runtime.export.vision.layout import (
     tower_names,
     without_model,
 )
-from hearth.runtime.export.vision.tower import Tower
+from hearth.runtime.export.vision.tower import (
+    ClassicVisionDialect,
+    NativeVisionDialect,
+    PrimitiveVisionDialect,
+    Tower,
+    VisionDialect,
+)
 from hearth.runtime.export.vision.tower_model import TowerModel, load_tower
 from hearth.runtime.export.weights import Weights
-from hearth.runtime.export.writer import DataFile
+from hearth.runtime.export.writer import DataFile, Progress, ProgressCounter
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.tower_answer import TowerAnswer, answer_pictures, mixed
 from hearth.runtime.vision.tower_inputs import Segment, segments_of, tower_inputs

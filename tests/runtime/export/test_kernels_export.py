@@ -32,11 +32,10 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.export import DraftOptions, ExportOptions, export_model
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.draft_config import open_draft
-from hearth.runtime.export.export import gpu_dtype
+from hearth.runtime.export.export import export_weights, gpu_dtype
 from hearth.runtime.export.layout import EMBEDDING
 from hearth.runtime.export.options import TargetType
 from hearth.runtime.export.reference_pass import RoundedWeights
-from hearth.runtime.export.weights_export import export_weights
 from hearth.runtime.known_answer import load_answer
 from hearth.runtime.memory.sizes import projection_bytes
 from hearth.runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
