@@ -20,12 +20,12 @@ from hearth.runtime.executor.tensorrt.engine import (
 )
 from hearth.runtime.executor.tensorrt.library import (
     MODULES,
+    check_plan,
     has_old_memory_api,
     load_library,
     make_log,
     open_runtime,
 )
-from hearth.runtime.executor.tensorrt.manifest import check_plan
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import PLAN, small_config
 from tests.runtime.executor.tensorrt.fake_library import (
