@@ -17,10 +17,11 @@ from hearth.runtime.executor.engine import (
     Engine,
     EngineConfig,
     EngineOptions,
+    GraphCache,
+    GraphCounters,
     Initializers,
     IOTensor,
 )
-from hearth.runtime.executor.graph_cache import GraphCache, GraphCounters
 from hearth.runtime.executor.simulated_engine import SimulatedEngine
 from hearth.runtime.onnx_runtime import load_onnx_runtime
 from hearth.runtime.tensors.dims import StepDims

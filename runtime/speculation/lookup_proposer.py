@@ -4,7 +4,7 @@ import numpy as np
 
 from hearth.runtime.batch import BatchReorder, DecodingRow
 from hearth.runtime.device.device import PendingPaths, TreeBuffers, TreeOps
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.options import SpeculationOptions
 from hearth.runtime.reference.token_trees import NO_NODE
 

@@ -3,7 +3,7 @@ from typing import Protocol
 
 from hearth.runtime.batch import BatchReorder, DecodingRow
 from hearth.runtime.device.device import PendingPaths, TreeBuffers
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 
 
 class Proposer(Protocol):
