@@ -1,7 +1,9 @@
 import mmap
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -225,3 +227,22 @@ class GraphCache:
 
     def __len__(self) -> int:
         return len(self._graphs)
+
+
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+def physical_cores(topology: Path = _TOPOLOGY) -> int:
+    """Cores that this process may use, hyper-threads of one core counted once."""
+    allowed = os.sched_getaffinity(0)
+    cores = {_core_of(topology, cpu) for cpu in allowed}
+    return max(1, len(cores))
+
+
+def _core_of(topology: Path, cpu: int) -> str:
+    siblings = topology / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+    try:
+        return siblings.read_text().strip()
+    except OSError:
+        # No topology is told (some containers): every logical processor counts as a core.
+        return str(cpu)

@@ -18,8 +18,8 @@ from hearth.runtime.executor.engine import (
     Initializers,
     IOTensor,
     SelfContained,
+    physical_cores,
 )
-from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.memory.system import release_free_memory
 from hearth.runtime.onnx_runtime import check_version
 from hearth.runtime.packages import version_numbers
