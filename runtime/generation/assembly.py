@@ -16,9 +16,8 @@ from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
-from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
+from hearth.runtime.kv_cache.page_loads import DiskTier, LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import PagePool
 from hearth.runtime.kv_cache.prefix_cache import PrefixCache, engine_digest, is_exact
 from hearth.runtime.memory.sizes import projection_bytes
