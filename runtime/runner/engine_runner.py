@@ -20,8 +20,7 @@ from hearth.runtime.lora.adapter import Adapter, check_rank
 from hearth.runtime.lora.lora_manager import LoRAManager
 from hearth.runtime.memory.estimates import prompt_graph_bytes
 from hearth.runtime.memory.system import available_memory
-from hearth.runtime.runner.bindings import StepBindings
-from hearth.runtime.runner.captured_steps import CapturedSteps, Execute
+from hearth.runtime.runner.bindings import CapturedSteps, Execute, StepBindings
 from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources

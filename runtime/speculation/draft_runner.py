@@ -11,8 +11,7 @@ from hearth.runtime.device.device import Device, PathShape, PendingPaths, StepBu
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.options import EagleDraftingConfig
-from hearth.runtime.runner.bindings import StepBindings
-from hearth.runtime.runner.captured_steps import CapturedSteps, Execute
+from hearth.runtime.runner.bindings import CapturedSteps, Execute, StepBindings
 from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece
 from hearth.runtime.runner.pipeline_io import DraftIO
 from hearth.runtime.runner.shared_resources import SharedResources

@@ -21,7 +21,7 @@ from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.assembly import assemble
 from hearth.runtime.generation.deployment import DeploymentConfig
-from hearth.runtime.runner.captured_steps import CapturedSteps
+from hearth.runtime.runner.bindings import CapturedSteps
 from hearth.runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
 from hearth.runtime.tensors.profiles import captured_widths
 from hearth.runtime.tensors.tensor import Tensor
