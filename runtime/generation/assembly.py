@@ -27,8 +27,8 @@ from hearth.runtime.runner.shared_resources import SharedResources
 from hearth.runtime.speculation.draft_runner import EagleDraftRunner
 from hearth.runtime.speculation.eagle import EagleProposer
 from hearth.runtime.speculation.growth import grows_chains
-from hearth.runtime.speculation.lookup_proposer import LookupProposer, Proposer
 from hearth.runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.speculation.proposer import LookupProposer, Proposer
 from hearth.runtime.undo import undoing
 from hearth.runtime.vision.vision_runner import VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER

@@ -8,8 +8,8 @@ from hearth.runtime.device.device import AcceptedPath, BatchSampler, PendingPath
 from hearth.runtime.generation.in_flight import AnyStep, InFlightStep
 from hearth.runtime.request import RowRound, RowToken
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
-from hearth.runtime.speculation.lookup_proposer import Proposer
 from hearth.runtime.speculation.policy import EagleGenerationMetrics, SpeculationPolicy
+from hearth.runtime.speculation.proposer import Proposer
 
 _NOTHING = AcceptedPath([], [])
 """Path of a row whose step gave numbers that are not finite."""

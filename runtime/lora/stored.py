@@ -1,4 +1,7 @@
-"""An adapter as Hearth keeps it: checked once, in the engine's type, with a digest."""
+"""An adapter of PEFT, and as Hearth keeps it: checked once, in the engine's type, with a digest.
+
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
+"""
 
 import hashlib
 import os

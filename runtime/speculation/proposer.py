@@ -1,3 +1,5 @@
+"""Proposers of token trees, and the one that looks up what the text itself went on with."""
+
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
