@@ -12,7 +12,7 @@ from hearth.runtime.device.cuda.programs import Kernels
 from hearth.runtime.executor.engine import Binding, IOTensor
 from hearth.runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
 from hearth.runtime.executor.kernels.weight_forms import bound_weight
-from hearth.runtime.memory.step_scratch import ENTER, HEAD, OUTPUT, QKV, ScratchPart
+from hearth.runtime.memory.sizes import ENTER, HEAD, OUTPUT, QKV, ScratchPart
 from hearth.runtime.weights.weights_file import WeightLayout
 
 _BLOCK = 256
