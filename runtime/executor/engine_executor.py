@@ -24,8 +24,7 @@ from hearth.runtime.executor.engine import (
 )
 from hearth.runtime.executor.simulated_engine import SimulatedEngine
 from hearth.runtime.onnx_runtime import load_onnx_runtime
-from hearth.runtime.tensors.dims import StepDims
-from hearth.runtime.tensors.profiles import Profile, Selector, build_profiles
+from hearth.runtime.tensors.profiles import Profile, Selector, StepDims, build_profiles
 from hearth.runtime.tensors.registry import (
     TensorRegistry,
     TensorSpec,

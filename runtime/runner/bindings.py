@@ -10,8 +10,7 @@ from hearth.runtime.executor.engine import BindingSnapshot
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.runner.pipeline_io import StepIO, build_tensor_map
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.tensors.dims import InferenceDims
-from hearth.runtime.tensors.profiles import decode_batches
+from hearth.runtime.tensors.profiles import InferenceDims, decode_batches
 from hearth.runtime.tensors.tensor import Tensor, TensorMap
 
 

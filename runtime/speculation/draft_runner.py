@@ -16,8 +16,12 @@ from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece
 from hearth.runtime.runner.pipeline_io import DraftIO
 from hearth.runtime.runner.shared_resources import SharedResources
 from hearth.runtime.speculation.growth import DraftSteps, choose_growth
-from hearth.runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from hearth.runtime.tensors.profiles import generation_profile, prefill_width
+from hearth.runtime.tensors.profiles import (
+    PROFILE_CONTEXT,
+    InferenceDims,
+    generation_profile,
+    prefill_width,
+)
 from hearth.runtime.tensors.tensor import Tensor
 
 _CACHES = 1

@@ -21,8 +21,7 @@ from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.reference.token_trees import NO_NODE
 from hearth.runtime.runner.bindings import Execute, StepBindings
-from hearth.runtime.tensors.dims import PROFILE_GENERATION, InferenceDims
-from hearth.runtime.tensors.profiles import generation_profile
+from hearth.runtime.tensors.profiles import PROFILE_GENERATION, InferenceDims, generation_profile
 
 
 class DraftSteps(NamedTuple):

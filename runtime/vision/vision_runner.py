@@ -12,7 +12,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.images import ImageLayout
-from hearth.runtime.tensors.dims import TowerDims
+from hearth.runtime.tensors.profiles import TowerDims
 from hearth.runtime.tensors.registry import build_registry_for_tower, tower_dims, tower_outputs
 from hearth.runtime.tensors.tensor import TensorMap, numpy_dtype
 from hearth.runtime.undo import undoing

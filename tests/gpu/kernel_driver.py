@@ -22,7 +22,7 @@ from hearth.runtime.export.model_config import ModelConfig
 from hearth.runtime.export.reference_pass import decode, rope_tables
 from hearth.runtime.files import cache_folder
 from hearth.runtime.reference.token_trees import node_depths, pack_mask
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import TensorSpec, build_registry_for_llm
 from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
 from hearth.runtime.weights.weights_file import (

@@ -24,8 +24,12 @@ from hearth.runtime.executor.kernels.attention import AttentionShape, plan_atten
 from hearth.runtime.executor.kernels.draft_step import DraftStep
 from hearth.runtime.executor.kernels.step import DecoderStep, StepShape
 from hearth.runtime.loading import Told, nobody
-from hearth.runtime.tensors.dims import InferenceDims
-from hearth.runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
+from hearth.runtime.tensors.profiles import (
+    InferenceDims,
+    build_profiles,
+    decode_batches,
+    prefill_widths,
+)
 from hearth.runtime.tensors.registry import TensorRegistry
 from hearth.runtime.tensors.tensor import Tensor
 from hearth.runtime.undo import undoing

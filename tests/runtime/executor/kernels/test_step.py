@@ -22,7 +22,7 @@ from hearth.runtime.executor.kernels.step import (
     StreamConfig,
 )
 from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
     bindings_of,
