@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from hearth.runtime.export.vision.tower_model import read_rules
-from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.decoding import patch
 from hearth.runtime.image_processing.raw_frames import frames_of, rate_of
 from hearth.runtime.image_processing.sizes import video_layout
 from hearth.runtime.images import ImageLayout
