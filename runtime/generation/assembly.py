@@ -13,7 +13,6 @@ from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.speculative import SpeculativeStrategy
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
 from hearth.runtime.kv_cache.page_index import PageIndex
@@ -30,7 +29,7 @@ from hearth.runtime.speculation.growth import grows_chains
 from hearth.runtime.speculation.policy import SpeculationPolicy
 from hearth.runtime.speculation.proposer import LookupProposer, Proposer
 from hearth.runtime.undo import undoing
-from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision.vision_runner import LocalEmbeddings, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER
 from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 
