@@ -28,9 +28,9 @@ from hearth.runtime.reference.token_trees import (
     node_depths,
     pack_mask,
     path_moves,
+    top_k,
     unpack_mask,
 )
-from hearth.runtime.reference.top_k import top_k
 from tests.runtime.device import tree_reference
 from tests.runtime.device.tree_reference import best, forests
 
