@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from hearth.runtime.batch import RowMove
 from hearth.runtime.export.reference_pass import rotate, softmax
-from hearth.runtime.reference import gemm
-from hearth.runtime.reference.attention import attended, rotated, seen_slots
 from hearth.runtime.reference.ops import (
     fill_positions,
     finite_rows,
@@ -33,6 +31,8 @@ from hearth.runtime.reference.token_trees import (
 )
 from tests.runtime.device import tree_reference
 from tests.runtime.device.tree_reference import best, forests
+from tests.runtime.executor.kernels import product_reference as gemm
+from tests.runtime.executor.kernels.attention_steps import attended, rotated, seen_slots
 
 HEADS, HEAD_DIM = 2, 3
 
