@@ -20,7 +20,7 @@ from hearth.runtime.export.engine_files import engine_config
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.options import ExportOptions
 from hearth.runtime.export.reference_pass import RoundedWeights, reference_logits
-from hearth.runtime.weights.quantised import Kind
+from hearth.runtime.export.weights import Kind
 from models.conversations import render
 from models.splits import Prompt, held_out
 from models.stream import Batch, padded

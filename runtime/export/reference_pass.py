@@ -17,10 +17,17 @@ from hearth.runtime.config import LLMEngineRunnerConfig, Quantization, RopeConfi
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.layout import EMBEDDING, HEAD
 from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.weights import TILE_BYTES, cast, in_threads, quantised, reads_as_stored
+from hearth.runtime.export.weights import (
+    TILE_BYTES,
+    cast,
+    in_threads,
+    quantised,
+    reads_as_stored,
+    round_weights,
+    widen,
+)
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.vision_config import VisionConfig
-from hearth.runtime.weights.quantised import round_weights, widen
 
 Array = NDArray[np.float32]
 

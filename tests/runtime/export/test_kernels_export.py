@@ -36,12 +36,12 @@ from hearth.runtime.export.export import export_weights, gpu_dtype
 from hearth.runtime.export.layout import EMBEDDING
 from hearth.runtime.export.options import TargetType
 from hearth.runtime.export.reference_pass import RoundedWeights
+from hearth.runtime.export.weights import Kind, Quantised, unpack, widen
 from hearth.runtime.known_answer import load_answer
 from hearth.runtime.memory.sizes import projection_bytes
 from hearth.runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
 from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
 from hearth.runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
-from hearth.runtime.weights.quantised import Kind, Quantised, unpack, widen
 from hearth.runtime.weights.weights_file import WeightLayout, load_layout
 from tests.eagle_models import write_draft
 from tests.references import reference_folder

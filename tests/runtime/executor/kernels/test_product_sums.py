@@ -13,7 +13,7 @@ from hearth.runtime.device.cuda.launch import Launch
 from hearth.runtime.executor.kernels import product_tiles
 from hearth.runtime.executor.kernels.product_tiles import SHAPES, GroupTiles
 from hearth.runtime.executor.kernels.products import Form, Products, Weight
-from hearth.runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, widen
+from hearth.runtime.export.weights import MIDDLE, Kind, Quantised, pack, widen
 from tests.runtime.executor.kernels import product_reference as gemm
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.model_shapes import GPUS
