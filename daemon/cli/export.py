@@ -59,7 +59,7 @@ def take_plan(options: dict[str, Any]) -> Any:
 
     Raises `click.UsageError` naming an option that was given without a plan.
     """
-    from hearth.runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _PLAN_OPTIONS}
     if options["backend"] != "tensorrt":

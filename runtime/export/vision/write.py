@@ -16,9 +16,8 @@ from hearth.runtime.export.dialect import CLASSIC_OPSET, NATIVE_OPSET
 from hearth.runtime.export.graph import GraphBuilder
 from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, ToleranceProbe
 from hearth.runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
-from hearth.runtime.export.options import ExportOptions
+from hearth.runtime.export.options import ExportOptions, PlanOptions
 from hearth.runtime.export.reference_pass import RoundedWeights, rotate, softmax
-from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
 from hearth.runtime.export.vision.layout import (
     Merger,
