@@ -20,7 +20,7 @@ from hearth.daemon.shipped_files import shipped_model
 from hearth.runtime.config import Drift, LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import TEMPLATE_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.tensorrt.library import built_by
+from hearth.runtime.executor.tensorrt_library import built_by
 from hearth.runtime.files import cache_folder
 
 _PLAN_OPTIONS: dict[str, tuple[Any, str]] = {

@@ -418,7 +418,7 @@ def _open_engine(
     if not isinstance(device, CudaDevice):
         raise HearthError("internal", f"a device of kind {device.kind} runs no CUDA engine")
     if config.backend == "tensorrt":
-        from hearth.runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415 - see above
+        from hearth.runtime.executor.tensorrt_engine import TensorRTEngine  # noqa: PLC0415 - see above
 
         return TensorRTEngine.open(folder, config, device.context)
     if config.backend == "kernels":

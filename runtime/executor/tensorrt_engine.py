@@ -13,7 +13,7 @@ from hearth.runtime.device.device import Stream
 from hearth.runtime.engine_folder import PLAN_FILE
 from hearth.runtime.errors import Code, HearthError
 from hearth.runtime.executor.engine import Binding, CapturedRun, EngineConfig, IOTensor
-from hearth.runtime.executor.tensorrt.library import (
+from hearth.runtime.executor.tensorrt_library import (
     check_plan,
     context_bytes,
     give_memory,
