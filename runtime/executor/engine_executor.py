@@ -140,8 +140,6 @@ class EngineExecutor:
         run before it has the context memory that it wants, if any.
         """
         registry = build_registry_for_llm(config)
-        for spec in () if weights is None else weights.specs:
-            registry.add_own(spec)
         return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
@@ -155,8 +153,6 @@ class EngineExecutor:
     ) -> "EngineExecutor":
         """Load the draft engine of a folder, as `create_for_llm` does a decoder's."""
         registry = build_registry_for_spec_decode_draft(config)
-        for spec in () if weights is None else weights.specs:
-            registry.add_own(spec)
         return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
@@ -181,6 +177,8 @@ class EngineExecutor:
         *,
         weights: ExternalWeightManager | None = None,
     ) -> "EngineExecutor":
+        for spec in () if weights is None else weights.specs:
+            registry.add_own(spec)
         # A draft's steps have two, a decoder's decode steps one, and its prefill steps one a place.
         address_sets = 1 + config.max_supported_batch_size
         with undoing() as undo:

@@ -107,7 +107,9 @@ class StepBindings:
         """Capture for a new adapter what has been captured for the others."""
         self.executor.expect_addresses(1)
         for profile, dims in self._captured:
-            self._capture_for(adapter, profile, dims)
+            # A capture runs nothing where a switch binds anew, on the CPU: rows may be active.
+            self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
+            self.executor.capture_graph(self.stream)
 
     def drop_adapter(self, adapter: str) -> None:
         """Forget all that binds an adapter."""
@@ -136,11 +138,6 @@ class StepBindings:
             return
         start = (self._step if first is None else self._prompt).inputs.lengths
         self.caches.kv.write(self._fresh, start, (rows, tokens), first or 0)
-
-    def _capture_for(self, adapter: str, profile: int, dims: InferenceDims) -> None:
-        # A capture runs nothing where a switch binds anew, on the CPU: rows may be active.
-        self.executor.prepare(profile, dims, self._map(adapter, None), self.stream)
-        self.executor.capture_graph(self.stream)
 
     def _map(self, adapter: str, first: int | None) -> TensorMap:
         key = (adapter, first, 0 if first is None else self.caches.kv.bucket)

@@ -74,7 +74,9 @@ def _joined(folder: Path, part: str) -> Fields | None:
     return Fields(read_json(path), path.name).table(part) if path.exists() else None
 
 
-def _qwen_rules(image: Fields, video: Fields, family: Family, sizes: dict[str, Any]) -> dict[str, Any]:
+def _qwen_rules(
+    image: Fields, video: Fields, family: Family, sizes: dict[str, Any]
+) -> dict[str, Any]:
     token = (sizes["patch_size"] * sizes["merge_size"]) ** 2
     least, most = _pixels(image, (56 * 56, 28 * 28 * 1280))
     video_least, video_most = _pixels(video, (128 * token, 768 * token))
