@@ -10,8 +10,8 @@ from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.device.cuda.launch import Launch, addresses, integers
 from hearth.runtime.device.cuda.programs import Kernels
 from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.executor.kernels.product_arguments import bound_weight
 from hearth.runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
-from hearth.runtime.executor.kernels.weight_forms import bound_weight
 from hearth.runtime.memory.sizes import ENTER, HEAD, OUTPUT, QKV, ScratchPart
 from hearth.runtime.weights.weights_file import WeightLayout
 

@@ -10,8 +10,8 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import Binding, IOTensor
 from hearth.runtime.executor.kernels.adapters import Adapter
 from hearth.runtime.executor.kernels.attention import Attention
+from hearth.runtime.executor.kernels.product_arguments import bound_weight, weight_forms
 from hearth.runtime.executor.kernels.products import Products
-from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
 from hearth.runtime.memory.sizes import ITEM_BYTES, ScratchPart, lay_out, step_parts
 from hearth.runtime.tensors.lora import RANK
 from hearth.runtime.tensors.tensor import numpy_dtype
