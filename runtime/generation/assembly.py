@@ -23,9 +23,8 @@ from hearth.runtime.memory.sizes import projection_bytes
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.pipeline_io import PipelineIO, draft_zero_bytes
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.speculation.draft_runner import EagleDraftRunner
+from hearth.runtime.speculation.draft_runner import EagleDraftRunner, grows_chains
 from hearth.runtime.speculation.eagle import EagleProposer
-from hearth.runtime.speculation.growth import grows_chains
 from hearth.runtime.speculation.policy import SpeculationPolicy
 from hearth.runtime.speculation.proposer import LookupProposer, Proposer
 from hearth.runtime.undo import undoing
