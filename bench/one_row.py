@@ -8,7 +8,7 @@ import click
 
 from hearth.daemon.gpu_facts import gpu_facts
 from hearth.runtime.export import ExportOptions
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
 
 Kind = Literal["fp32", "int8", "int4", "kernels", "ort-cuda", "tensorrt"]
 _ON_CPU: tuple[Kind, ...] = ("fp32", "int8", "int4")

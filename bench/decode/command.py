@@ -38,8 +38,8 @@ from hearth.daemon.cli.errors import FAILED
 from hearth.daemon.cli.options import json_option
 from hearth.daemon.gpu_facts import gpu_facts, serving_library
 from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import physical_cores
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.files import cache_folder
 
 Name = TypeVar("Name")

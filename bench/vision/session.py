@@ -42,7 +42,7 @@ from hearth.daemon.door.finished import FinishedRequest
 from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from hearth.daemon.shipped import VISION
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.threads import physical_cores
+from hearth.runtime.executor.engine import physical_cores
 from hearth_client import HearthClientError
 
 _MIDDLE = SIZES[1]

@@ -20,7 +20,7 @@ from hearth.daemon.shipped_files import shipped_model
 from hearth.runtime.config import Drift, LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import TEMPLATE_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.tensorrt.manifest import built_by
+from hearth.runtime.executor.tensorrt_library import built_by
 from hearth.runtime.files import cache_folder
 
 _PLAN_OPTIONS: dict[str, tuple[Any, str]] = {
@@ -59,7 +59,7 @@ def take_plan(options: dict[str, Any]) -> Any:
 
     Raises `click.UsageError` naming an option that was given without a plan.
     """
-    from hearth.runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _PLAN_OPTIONS}
     if options["backend"] != "tensorrt":

@@ -9,7 +9,7 @@ import msgspec
 from hearth.runtime.batch import DecodingRow, RowState, tokens_to_generate
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.in_flight import StepKind
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork

@@ -10,9 +10,8 @@ from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import BatchSampler, Device
 from hearth.runtime.device.open import open_device
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine import EngineOptions, GraphCounters
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.answer_check import AnswerCheck, AnswerReport
 from hearth.runtime.generation.assembly import assemble
 from hearth.runtime.generation.batch_runtime import StepResult, check_row, failed_chunk

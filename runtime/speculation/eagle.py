@@ -4,7 +4,7 @@ import numpy as np
 
 from hearth.runtime.batch import BatchReorder, DecodingRow, DirtySlots
 from hearth.runtime.device.device import PendingPaths, TreeBuffers
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.runner.image_merge import image_pieces
 from hearth.runtime.runner.pipeline_io import PipelineIO

@@ -27,7 +27,7 @@ from hearth.daemon.cli.errors import Failure
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from hearth.runtime.lora.peft import read_peft
+from hearth.runtime.lora.stored import read_peft
 from hearth.runtime.text import Tokenizer
 from tests.bench.conftest import REFERENCE
 from tests.bench.running import run

@@ -13,7 +13,7 @@ from hearth.daemon.control.client import ask as ask_owner
 from hearth.daemon.control.messages import AdapterAdded, AddAdapter
 from hearth.daemon.own_daemon import own_daemon
 from hearth.runtime.export import ExportOptions, export_model
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.export import export_weights
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hearth.runtime.engine_folder import PLAN_FILE
 from hearth.runtime.export import DraftOptions, ExportOptions, export_model
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
 
 
 def _draft(folder: Path, top_k: int, step: int, nodes: int) -> DraftOptions:

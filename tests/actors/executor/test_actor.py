@@ -25,7 +25,7 @@ from hearth.actors.messages import (
 )
 from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.request import RequestOptions, RowRequest

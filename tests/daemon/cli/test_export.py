@@ -18,7 +18,7 @@ from hearth.runtime.config import LLMEngineRunnerConfig, load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import DraftOptions, ExportOptions
 from hearth.runtime.export.draft_config import check_draft_options, resolve_tree
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
 from hearth.runtime.generation.deployment import load_deployment, resolve_deployment
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.vision_config import load_vision_config

@@ -18,7 +18,7 @@ from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.tensor import TensorMap
 from tests.references import NAMES, ReferenceRow, reference_logits
 from tests.runtime.arrangements import REQUEST, keep, open_runner

@@ -13,7 +13,7 @@ from hearth.runtime.options import SpeculationOptions
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.speculation.lookup_proposer import LookupProposer, NgramIndex
+from hearth.runtime.speculation.proposer import LookupProposer, NgramIndex
 from tests.runtime.engine_configs import small_config
 
 CONFIG = structs.replace(small_config(), max_verify_tree_size=4)

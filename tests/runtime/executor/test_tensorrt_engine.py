@@ -12,23 +12,23 @@ from hearth.runtime.config import FileRecord, LLMEngineRunnerConfig
 from hearth.runtime.device.device import HostStream, Stream
 from hearth.runtime.engine_folder import PLAN_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.tensorrt.engine import (
+from hearth.runtime.executor.tensorrt_engine import (
     RuntimeCache,
     TensorRTEngine,
     load_plan,
     record_graph,
 )
-from hearth.runtime.executor.tensorrt.library import (
+from hearth.runtime.executor.tensorrt_library import (
     MODULES,
+    check_plan,
     has_old_memory_api,
     load_library,
     make_log,
     open_runtime,
 )
-from hearth.runtime.executor.tensorrt.manifest import check_plan
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.engine_configs import PLAN, small_config
-from tests.runtime.executor.tensorrt.fake_library import (
+from tests.runtime.executor.fake_tensorrt import (
     STREAM,
     DataType,
     FakeEngine,

@@ -13,7 +13,8 @@ from hearth.runtime.device.device import Stream
 from hearth.runtime.engine_folder import PLAN_FILE
 from hearth.runtime.errors import Code, HearthError
 from hearth.runtime.executor.engine import Binding, CapturedRun, EngineConfig, IOTensor
-from hearth.runtime.executor.tensorrt.library import (
+from hearth.runtime.executor.tensorrt_library import (
+    check_plan,
     context_bytes,
     give_memory,
     has_old_memory_api,
@@ -23,7 +24,6 @@ from hearth.runtime.executor.tensorrt.library import (
     numpy_dtype_of,
     open_runtime,
 )
-from hearth.runtime.executor.tensorrt.manifest import check_plan
 from hearth.runtime.files import cache_folder
 from hearth.runtime.tensors.tensor import Tensor
 

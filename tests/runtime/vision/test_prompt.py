@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
-from hearth.runtime.image_processing.placeholders import expand, video_parts
 from hearth.runtime.image_processing.positions import PLAIN, pair_axes, row_positions
 from hearth.runtime.image_processing.sizes import layout_of, video_layout
 from hearth.runtime.images import EmbeddedImage, ImageLayout, ImageSpan
+from hearth.runtime.vision.prompt import expand, video_parts
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.runtime.image_processing.photographs import config_like, photo
 from tests.vision_models import Family, make_tokenizer
 

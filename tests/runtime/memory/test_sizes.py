@@ -8,7 +8,7 @@ from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.cuda.programs import WantedKernels
 from hearth.runtime.executor.kernels.engine import io_tensors_of, step_shapes
 from hearth.runtime.executor.kernels.step import DecoderStep
-from hearth.runtime.memory.step_scratch import ScratchPart, lay_out, predicted_scratch, step_parts
+from hearth.runtime.memory.sizes import ScratchPart, lay_out, predicted_scratch, step_parts
 from tests.runtime.engine_configs import small_config
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
