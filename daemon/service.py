@@ -24,6 +24,7 @@ from hearth.actors.addresses import (
     WORK_LIMIT,
     Addresses,
     SocketFolder,
+    private_folder,
 )
 from hearth.actors.logs import Log, certain_log, configure_logging, set_level
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
@@ -36,7 +37,6 @@ from hearth.actors.messages import (
     SchedulerControl,
     TokenizerMessage,
 )
-from hearth.actors.private_folder import private_folder
 from hearth.actors.scheduler.actor import SchedulerActor, open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
 from hearth.actors.tokenizer.actor import TokenizerActor, open_tokenizer
