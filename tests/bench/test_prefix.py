@@ -7,10 +7,15 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
-from hearth.bench import one_row
+from hearth.bench import one_row, prefix
 from hearth.bench.__main__ import bench
-from hearth.bench.prefix import command
-from hearth.bench.prefix.command import Round, prefix_figures, room, runtime_options, shared_figures
+from hearth.bench.prefix import (
+    Round,
+    prefix_figures,
+    room,
+    runtime_options,
+    shared_figures,
+)
 from hearth.runtime.errors import HearthError
 from hearth.runtime.memory.sizes import kv_cache_bytes
 from hearth.runtime.onnx_runtime import installed_version, reads_native
@@ -58,7 +63,7 @@ def test_an_engine_of_another_device_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(one_row, "gpu_facts", lambda: None)
-    monkeypatch.setattr(command, "load_config", lambda _folder: small_config())
+    monkeypatch.setattr(prefix, "load_config", lambda _folder: small_config())
     with pytest.raises(HearthError, match="for cpu, not cuda") as caught:
         run("--device", "cuda", "--engine", str(tmp_path))
     assert caught.value.field == "device"
