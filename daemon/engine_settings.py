@@ -8,7 +8,7 @@ from typing import NamedTuple
 import anyio
 from msgspec import structs
 
-from hearth.daemon.configuration.places import adapters_folder
+from hearth.daemon.adapters import adapters_folder
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.shipped import engine_folder, same_engine
 from hearth.daemon.supervision.file_watch import WatchedFile

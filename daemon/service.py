@@ -41,7 +41,7 @@ from hearth.actors.scheduler.actor import SchedulerActor, open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
 from hearth.actors.tokenizer.actor import TokenizerActor, open_tokenizer
 from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
-from hearth.daemon.adapters.store import open_adapters
+from hearth.daemon.adapters import open_adapters
 from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced
 from hearth.daemon.connections import StreamServer
 from hearth.daemon.control.messages import Reload, Reloaded, control_path

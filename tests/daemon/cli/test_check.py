@@ -9,9 +9,8 @@ from msgspec import structs
 from hearth.daemon.check import inspect_engine, with_answer
 from hearth.daemon.cli.check import _rows, check
 from hearth.daemon.cli.errors import Failure
-from hearth.daemon.cli.export import export
+from hearth.daemon.cli.export import export, weights
 from hearth.daemon.cli.generate import generate
-from hearth.daemon.cli.weights import weights
 from hearth.daemon.configuration.settings import Settings, settings_of
 from hearth.daemon.kernel_cache import KernelCache, Target
 from hearth.runtime.config import load_config

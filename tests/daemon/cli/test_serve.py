@@ -17,7 +17,7 @@ from hearth.daemon.cli.serve import serve
 from hearth.daemon.configuration.load import OLD_NAMES
 from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of, variable_of
 from hearth.daemon.exit_codes import CONFIGURATION
-from hearth.daemon.install import manager
+from hearth.daemon.install import place
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.service_state import words
 from hearth.runtime.errors import HearthError
@@ -218,7 +218,7 @@ def test_without_a_manager_it_says_what_is_done_and_how_to_go_on(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setattr(manager, "runs", lambda *_, **__: False)
+    monkeypatch.setattr(place, "manager_runs", lambda *_, **__: False)
     said = CliRunner().invoke(install, ["--user"])
     assert said.exit_code == 1
     assert (tmp_path / ".config/systemd/user/hearth.service").is_file()
