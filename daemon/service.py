@@ -40,7 +40,6 @@ from hearth.actors.messages import (
 from hearth.actors.scheduler.actor import SchedulerActor, open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
 from hearth.actors.tokenizer.actor import TokenizerActor, open_tokenizer
-from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
 from hearth.daemon.adapters import open_adapters
 from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced
 from hearth.daemon.connections import StreamServer
@@ -52,7 +51,10 @@ from hearth.daemon.door.state import DoorFacts, door_facts, within
 from hearth.daemon.engine_settings import (
     check_settings,
     deployment_of,
+    encoder_plan,
     engine_files,
+    executor_plan,
+    executor_ready,
     runtime_options,
     verify_weights,
 )
