@@ -23,6 +23,7 @@ from hearth.bench.arrivals.ideal import (
     write_adapter,
 )
 from hearth.bench.arrivals.run import LOADS, MODES, SATURATED, _ratios
+from hearth.bench.report import judged
 from hearth.daemon.cli.errors import Failure
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
@@ -137,7 +138,7 @@ def figures(**changes: float) -> ArrivalFigures:
 def test_late_clients_and_wrong_tokens_fail_the_bench(
     changes: dict[str, float], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert arrivals._judge({"joining/0.5": figures(**changes)}) == code
+    assert judged(arrivals._faults({"joining/0.5": figures(**changes)})) == code
     assert said in capsys.readouterr().err
 
 

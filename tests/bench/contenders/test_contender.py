@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hearth.bench.contenders import worker
-from hearth.bench.contenders.contender import Contender, ContenderName, Job, open_contender
+from hearth.bench.contenders.contender import (
+    PACKAGES,
+    ContenderName,
+    Job,
+    missing,
+    open_contender,
+)
 from hearth.bench.contenders.floor import KERNELS, MemoryFloor, plain_passes, repeats
 from hearth.bench.contenders.gpu_floor import BLOCK, PIECE, SHAPES, SHARES, GPUFloor
 from hearth.bench.contenders.hearth_model import HearthModel
-from hearth.bench.contenders.worker import Worker, missing
+from hearth.bench.contenders.worker import Worker
 from hearth.runtime.device.cuda.compiler import kernel_source, load_compiler_api
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
@@ -33,9 +38,9 @@ def test_a_missing_library_is_named(
 ) -> None:
     monkeypatch.delitem(sys.modules, f"hearth.bench.contenders.{module}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError) as caught:
+    with pytest.raises(HearthError, match=f"{PACKAGES[library]} is not installed") as caught:
         open_contender(Job(contender=contender))
-    assert caught.value.name == library
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "case")
 
 
 def test_the_floor_needs_no_library() -> None:
@@ -269,9 +274,6 @@ def test_a_pause_is_not_timed(toy: Path, tmp_path: Path) -> None:
 def test_an_import_error_of_our_own_is_not_taken_for_a_missing_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Job) -> Contender:
-        raise ImportError(name="daemon.nothing")
-
-    monkeypatch.setattr(worker, "open_contender", fail)
+    monkeypatch.setitem(sys.modules, "hearth.bench.contenders.floor", None)
     with pytest.raises(ImportError):
-        worker._opened(Job(contender="floor"))
+        open_contender(Job(contender="floor"))
