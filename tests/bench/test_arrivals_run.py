@@ -22,7 +22,7 @@ from hearth.bench.arrivals.ideal import (
     spread,
     write_adapter,
 )
-from hearth.bench.arrivals.run import LOADS, MODES, SATURATED, _ratios
+from hearth.bench.arrivals.run import MODES, SATURATED, _ratios
 from hearth.bench.report import judged
 from hearth.daemon.cli.errors import Failure
 from hearth.runtime.config import load_config
@@ -68,12 +68,6 @@ def test_every_token_of_every_load_is_checked_and_figures_come_by_mode_and_load(
         assert 1 <= found["places_used"] <= 8
         offered = max(1, round(0.5 * house / 100))
         assert found["offered"] == (None if load == SATURATED else pytest.approx(offered))
-
-
-@pytest.mark.slow
-def test_the_loads_and_modes_are_those_that_are_compared() -> None:
-    assert LOADS == ("0.5", "0.8", "0.95", "saturated")
-    assert MODES == ("joining", "synchronous")
 
 
 @pytest.mark.slow

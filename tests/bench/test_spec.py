@@ -413,10 +413,6 @@ def test_cases_are_named_after_what_runs_the_engine() -> None:
         assert prefix_of(structs.replace(cuda, backend=backend)) == backend
 
 
-def test_the_verified_shapes_are_those_of_the_plan() -> None:
-    assert [shape_name(one) for one in VERIFY_SHAPES] == ["10-6-60", "4-3-16", "1-4-5", "8-1-9"]
-
-
 def test_an_engine_of_chains_is_verified_with_chains() -> None:
     config = structs.replace(simulated_config(), enable_eagle_spec_decode=True)
     assert verified_shapes(config) == VERIFY_SHAPES
