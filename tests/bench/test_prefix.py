@@ -4,11 +4,9 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 from msgspec import structs
 
 from hearth.bench import one_row, prefix
-from hearth.bench.__main__ import bench
 from hearth.bench.prefix import (
     Round,
     prefix_figures,
@@ -20,13 +18,12 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.memory.sizes import kv_cache_bytes
 from hearth.runtime.onnx_runtime import installed_version, reads_native
 from hearth.runtime.request import RowToken, TopLogprob
+from tests.bench.running import invoke
 from tests.runtime.engine_configs import small_config
 
 
 def run(*flags: str) -> tuple[int, dict[str, Any], str]:
-    result = CliRunner().invoke(bench, ["prefix", *flags], standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
+    result = invoke("prefix", *flags)
     return result.return_value, json.loads(result.stdout.splitlines()[-1]), result.stderr
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from msgspec import structs
 
 from hearth.bench.batches import BatchRun, TimedStep, run_batch
@@ -50,6 +50,7 @@ from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions
 from hearth.runtime.request import RowRequest, RowRound, RowToken, TopLogprob
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from hearth.runtime.text import Tokenizer
+from tests.bench.running import invoke
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 PROMPTS = [[5, 6, 7] * 6, [9, 10] * 9, [3, 4, 5, 6] * 5, [8] * 12] * 2
@@ -64,10 +65,7 @@ def _prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(spec, [*QUICK, *arguments], standalone_mode=False)
-    if result.exception:
-        raise result.exception
-    return result
+    return invoke(*QUICK, *arguments, command=spec)
 
 
 def figures(result: Result) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from tests.bench.running import hide
 
 
 @pytest.mark.parametrize(
@@ -233,15 +232,6 @@ def test_the_floor_is_stepped_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert len(seconds) == 3
     assert min(seconds) > 0
     assert len(floor.tokens) == 4
-
-
-def test_a_peer_that_is_not_installed_says_what_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hide(tmp_path, "llama_cpp", monkeypatch)
-    with pytest.raises(HearthError, match="or pip install llama-cpp-python") as caught:
-        Worker(Job(contender="llama_cpp"), tmp_path / "log").ready()
-    assert caught.value.code == "unsupported_option"
 
 
 def test_one_line_names_all_packages_that_are_missing() -> None:

@@ -14,7 +14,6 @@ from hearth.daemon.cli import serve as module
 from hearth.daemon.cli.install import install, uninstall
 from hearth.daemon.cli.options import settings_from, settings_options
 from hearth.daemon.cli.serve import serve
-from hearth.daemon.configuration.load import OLD_NAMES
 from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of, variable_of
 from hearth.daemon.exit_codes import CONFIGURATION
 from hearth.daemon.install import place
@@ -152,15 +151,6 @@ def given(*arguments: str) -> Settings:
     if result.exception:
         raise result.exception
     return found[0]
-
-
-def test_every_setting_has_a_flag() -> None:
-    @click.command()
-    @settings_options()
-    def command(**_flags: Any) -> None: ...
-
-    flags = {option for parameter in command.params for option in parameter.opts}
-    assert {flag_of(name) for name in (*SETTINGS, *OLD_NAMES)} | {"--config"} == flags
 
 
 def test_flags_reach_the_settings(tmp_path: Path) -> None:
