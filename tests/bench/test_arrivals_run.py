@@ -30,8 +30,8 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.lora.peft import read_peft
 from hearth.runtime.text import Tokenizer
-from tests.bench.conftest import REFERENCE
 from tests.bench.running import run
+from tests.conftest import REFERENCE
 
 WHOLE = ["whole_p99_ms", "whole_longest_ms", "ideal_whole_p99_ms", "ideal_whole_longest_ms"]
 GAPS = ["gap_p99_ms", "gap_longest_ms"]

@@ -449,6 +449,7 @@ def test_prompts_get_the_chat_template(tokenizer: Tokenizer) -> None:
 def test_without_the_program_the_place_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(command, "SOURCE", tmp_path / "models" / "home")
     with pytest.raises(HearthError, match="no prompts at"):
         held_out_prompts(1)

@@ -20,7 +20,7 @@ from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth_client import AdapterUnknown, Client
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.peft_models import write_peft
 
 pytestmark = pytest.mark.slow

@@ -27,6 +27,7 @@ from hearth_client import (
     Generation,
     UnsupportedOption,
 )
+from tests.daemon.door.harness import until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -195,14 +196,6 @@ def test_a_cancelled_request_ends_as_cancelled_and_the_next_one_works(lasting: O
         assert client.generate("a", max_tokens=4).text() is not None
 
 
-def wait_until(condition: "object", seconds: float = 10.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_stop_lets_running_requests_end_and_removes_the_socket(slow: OwnDaemon) -> None:
     with Client(slow.socket) as client:
         generation = client.generate("a", max_tokens=40)
@@ -235,14 +228,14 @@ def test_signals_behind_a_drain_that_is_over_change_nothing(slow: OwnDaemon) -> 
     # The end of one that hangs takes seconds, in which the daemon waits for nothing else.
     os.kill(executor_of(slow), signal.SIGSTOP)
     os.kill(slow.pid, signal.SIGTERM)
-    wait_until(lambda: not slow.socket.exists())
+    until(lambda: not slow.socket.exists(), 10.0)
 
     def ended_under_signals() -> bool:
         if slow.runs:
             os.kill(slow.pid, signal.SIGTERM)
         return not slow.runs
 
-    wait_until(ended_under_signals, 30.0)
+    until(ended_under_signals, 30.0)
     assert slow.wait(1) == 0
     assert "stopping at once" not in slow.log()
 

@@ -17,7 +17,7 @@ from hearth.runtime.config import load_config
 from hearth.runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.daemon.test_engine_settings import GPU, GPU_PLAN
 from tests.references import reference_folder
 from tests.runtime.weights.external_models import needs_other_weights

@@ -22,7 +22,7 @@ from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.generation.deployment import load_deployment, resolve_deployment
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.vision_config import load_vision_config
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.eagle_models import write_draft
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.hugging_face import change_tensors, copy_model
