@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from hearth.actors.arena import Arena
-from hearth.actors.encoder.image_decoder_jobs import (
+from hearth.actors.encoder.image_decoder import (
     PACKET_BYTES,
     ImageDecodeJob,
     ImageDecodeResult,

@@ -22,7 +22,7 @@ from hearth.runtime.export.export import export_weights
 from hearth_client import Client
 from hearth_client.errors import ServiceFailed
 from hearth_client.protocol import StatusReport
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.runtime.weights.external_models import needs_other_weights, tuned
 
 

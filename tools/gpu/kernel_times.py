@@ -19,7 +19,7 @@ from hearth.runtime.export.weights import Kind
 from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.tensor import numpy_dtype
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, weight_shapes
-from tools.gpu.graph_times import graph_times
+from tools.gpu.step_times import graph_times
 from tools.widths import parents
 
 SHAPES = {

@@ -28,8 +28,8 @@ from hearth.actors.messages import (
 )
 from hearth.actors.scheduler.actor import open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from hearth.daemon.actor_plans import executor_plan, executor_ready
 from hearth.daemon.configuration.settings import Settings, settings_of
+from hearth.daemon.engine_settings import executor_plan, executor_ready
 from hearth.daemon.supervision.restart_policy import SupervisionSettings
 from hearth.daemon.supervision.supervisor import Listeners, Supervisor
 from hearth.runtime.engine_folder import write_config

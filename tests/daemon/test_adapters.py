@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 
 from hearth.actors.messages import ExecutorControl, SetAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
-from hearth.daemon.adapters.store import AdapterFolder, AdapterStore
-from hearth.daemon.configuration.places import adapters_folder
+from hearth.daemon.adapters import AdapterFolder, AdapterStore, adapters_folder
 from hearth.daemon.control.messages import (
     AdapterAdded,
     AdapterList,

@@ -16,7 +16,6 @@ from msgspec import structs
 
 from hearth.actors.messages import ExecutorControl, SetAdapter
 from hearth.actors.supervisor_messages import AdapterAnswer
-from hearth.daemon.configuration.places import adapters_folder
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.control.messages import (
     AdapterAdded,
@@ -302,3 +301,23 @@ def open_adapters(
     exported = load_config(engine) if config.backend == "simulated" else config
     folder = AdapterFolder(adapters_folder(settings.runtime.adapters, os.environ))
     return AdapterStore(folder, exported, tell=tell, gone=gone, served=served)
+
+
+def adapters_folder(setting: str, environ: Mapping[str, str]) -> Path:
+    """Folder of the adapters: as set, else in the service's state, else in the user's."""
+    if setting:
+        return Path(setting).absolute()
+    states = environ.get("STATE_DIRECTORY", "")
+    if states:
+        # A service with several has them joined by colons.
+        return Path(states.split(":")[0]) / "adapters"
+    own = environ.get("XDG_STATE_HOME")
+    return (Path(own) if own else _home() / ".local" / "state") / "hearth" / "adapters"
+
+
+def _home() -> Path:
+    """The user's home; for one that has none, as in many a container, where none can be made."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
