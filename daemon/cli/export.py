@@ -328,7 +328,7 @@ def weights(source: Path, target: Path, engine: str) -> None:
     The model has the shape and the tokenizer of the engine's: a fine-tune of it, say. The engine
     folder stays as it is. A failed run leaves nothing behind.
     """
-    from hearth.runtime.export.weights_export import export_weights  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.export import export_weights  # noqa: PLC0415 - slow import
 
     began = time.monotonic()
     with progress_bar() as progress:
