@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import FinishReason, RowRequest, RowToken
-from hearth.runtime.sampling import Sample
+from hearth.runtime.request import RowRequest, RowToken
 
 Kept = TypeVar("Kept")
 
@@ -177,7 +176,7 @@ class DecodingRow:
         """The tokens beyond the prompt."""
         return self.token_ids[self.prompt_length :]
 
-    def take(self, sample: Sample | None) -> RowToken | None:
+    def take(self, sample: RowToken | None) -> RowToken | None:
         """Append a sampled token, or fail when its logits were not finite, and report it.
 
         A row that left has nothing to report, nor has one whose logits were only checked.
@@ -190,14 +189,14 @@ class DecodingRow:
         if token_id < 0:
             return None
         self.token_ids.append(token_id)
-        finish: FinishReason | None = None
+        sample.row = self.number
         if token_id in self._end_tokens:
-            finish = "stop"
+            sample.finish = "stop"
         elif len(self.token_ids) >= self._longest:
-            finish = "length"
-        if finish is not None:
+            sample.finish = "length"
+        if sample.finish is not None:
             self.state = RowState.FINISHED
-        return RowToken(self.number, token_id, sample.logprob, sample.top, finish)
+        return sample
 
     def fail(self, code: str) -> RowToken:
         """End the row with an error and report it."""

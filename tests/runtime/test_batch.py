@@ -17,8 +17,7 @@ from hearth.runtime.batch import (
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.request import RequestOptions, RowRequest, RowToken
-from hearth.runtime.sampling import Sample
+from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
 from tests.runtime.arrangements import REQUEST, arrangements
 
 PLACES, SLOTS = 4, 64
@@ -40,7 +39,7 @@ def _row(number: int = 0, request: RowRequest | None = None) -> DecodingRow:
 
 
 def _taken(row: DecodingRow, token_id: int) -> RowToken:
-    report = row.take(Sample(token_id))
+    report = row.take(RowToken(NO_ROW, token_id))
     assert report is not None
     return report
 
@@ -244,7 +243,7 @@ def test_room_for_trees_is_taken_from_what_a_row_may_hold() -> None:
 
 def test_a_token_is_taken() -> None:
     row = _row(4)
-    assert row.take(Sample(9, -0.5)) == RowToken(4, 9, -0.5)
+    assert row.take(RowToken(NO_ROW, 9, -0.5)) == RowToken(4, 9, -0.5)
     assert (row.token_ids, row.generated, row.state) == ([1, 1, 1, 9], [9], RowState.LIVE)
 
 
@@ -282,7 +281,7 @@ def test_a_row_without_finite_logits_fails() -> None:
 
 def test_the_callers_request_is_left_alone() -> None:
     request = _request()
-    _row(0, request).take(Sample(9))
+    _row(0, request).take(RowToken(NO_ROW, 9))
     assert request.token_ids == [1, 1, 1]
 
 
@@ -315,20 +314,20 @@ def test_a_token_that_comes_too_late_is_dropped() -> None:
     context = _decoding(3)
     (row,) = context.rows
     context.leave(0)
-    assert row.take(Sample(9)) is None
+    assert row.take(RowToken(NO_ROW, 9)) is None
     assert row.take(None) is None
     assert row.generated == []
 
 
 def test_a_row_that_was_only_checked_has_nothing_to_report() -> None:
     row = _row()
-    assert row.take(Sample(-1)) is None
+    assert row.take(RowToken(NO_ROW, -1)) is None
     assert row.token_ids == [1, 1, 1]
 
 
 def test_a_row_that_would_go_on_is_released_with_its_tokens() -> None:
     context = _decoding(3, 3)
-    context.rows[1].take(Sample(9))
+    context.rows[1].take(RowToken(NO_ROW, 9))
     assert [context.release(number) for number in (1, 1, 99)] == [[9], None, None]
     assert _numbers(context) == [0, 1]
     context.arrange()

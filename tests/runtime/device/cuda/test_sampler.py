@@ -16,8 +16,7 @@ from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.cuda.sampler import CudaBatchSampler
 from hearth.runtime.device.device import PendingSamples, SamplerBuffers
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
 from tests.runtime.arrangements import arrangements, keep
 from tests.runtime.device.cuda import test_walks
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
@@ -50,7 +49,7 @@ class Bench:
         positions: Sequence[int],
         first: int = 0,
         picked: int | None = None,
-    ) -> list[Sample | None]:
+    ) -> list[RowToken | None]:
         self.gpu.ring.upload(self.buffers.logits.address, logits)
         self.gpu.ops.set_lengths(self.buffers.lengths, [0] * first + list(positions))
         return self.sampler.sample(len(logits), first, picked).result()
@@ -65,7 +64,7 @@ class Bench:
         wanted = self.gpu.read(self.buffers.next_tokens)
         samples = self.step(logits, positions, first, picked)
         end = len(samples) if picked is None else picked
-        assert samples[end:] == [Sample(-1)] * (len(samples) - end)
+        assert samples[end:] == [RowToken(NO_ROW, -1)] * (len(samples) - end)
         for i, sample in enumerate(samples[:end]):
             self.rows[first + i].check(logits[i], positions[i], sample)
             wanted[first + i] = -1 if sample is None else sample.token_id
@@ -165,7 +164,7 @@ def test_rows_with_prompt_left_are_only_checked(gpu: CudaDevice) -> None:
     logits = random_logits(np.random.default_rng(3), 4, 1000)
     logits[2, 7] = np.nan
     samples = bench.step(logits, [4] * 4, picked=2)
-    assert samples[2:] == [None, Sample(-1)]
+    assert samples[2:] == [None, RowToken(NO_ROW, -1)]
     assert (gpu.read(bench.buffers.next_tokens)[2:] == before[2:]).all()
     for row in (0, 1):
         bench.rows[row].check(logits[row], 4, samples[row])
@@ -178,7 +177,7 @@ def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
     logits[:, 3] = 3e38
     samples = bench.step(logits, [1, 1])
     assert samples[0] is None
-    assert samples[1] == Sample(3)
+    assert samples[1] == RowToken(NO_ROW, 3)
 
 
 @pytest.mark.parametrize("vocab", [31, 1000])
@@ -251,7 +250,7 @@ def test_captured_samples_are_those_of_other_steps_and_count_the_slots_of_their_
     starts = [7, 0, 30, 2]
     gpu.ops.set_lengths(bench.buffers.lengths, starts)
     before: PendingSamples | None = None
-    wanted: list[Sample | None] = []
+    wanted: list[RowToken | None] = []
     for live in (4, 4, 2, 2, 3, 1, 4, 4, 3):
         logits = random_logits(rng, 4, vocab)
         gpu.ring.upload(bench.buffers.logits.address, logits)
@@ -425,7 +424,7 @@ def test_far_unlikelier_tokens_are_reported(gpu: CudaDevice) -> None:
     logits[0, [7, TILE + 3]] = 1, 2
     bench = Bench(gpu, vocab, [request(RequestOptions(logprobs=5))])
     (sample,) = bench.step(logits, [0])
-    assert isinstance(sample, Sample)
+    assert isinstance(sample, RowToken)
     assert [top.token_id for top in sample.top] == [TILE + 3, 7, 0, 1, 2]
 
 
