@@ -20,18 +20,6 @@ class RowMove(NamedTuple):
     used: int
 
 
-class SlotAssignment(NamedTuple):
-    """Place of a new row, whose first `filled` tokens come from the prefix cache.
-
-    So do the first `drafted` entries of a draft engine.
-    """
-
-    place: int
-    request: RowRequest
-    filled: int = 0
-    drafted: int = 0
-
-
 class DirtySlots(NamedTuple):
     """Slots [begin, end) of a place that may hold numbers that are not finite."""
 
@@ -45,24 +33,29 @@ class BatchReorder(NamedTuple):
 
     The places 0 to `rows` - 1 are taken from then on. Moves happen in their order: each target is
     free by its turn, rows go up or down, and a row moves once. `RowMove.used` counts slots of
-    the base's cache; an owner with lengths of its own uses those. Dirty slots are zeroed
-    when all rows have moved.
+    the base's cache; an owner with lengths of its own uses those. New rows have their place in
+    `assignments`: their first `filled` tokens, and `drafted` entries of a draft engine, come from
+    the prefix cache. Dirty slots are zeroed when all rows have moved.
     """
 
     rows: int
     moves: Sequence[RowMove] = ()
-    assignments: Sequence[SlotAssignment] = ()
+    assignments: Sequence[tuple[int, "DecodingRow"]] = ()
     stale: Sequence[DirtySlots] = ()
 
     @classmethod
     def fresh(cls, requests: Sequence[RowRequest]) -> "BatchReorder":
-        """Return a reorder of an empty batch, in which `requests` take the places 0, 1, ..."""
-        return cls(
-            len(requests),
-            assignments=[SlotAssignment(*assignment) for assignment in enumerate(requests)],
-        )
+        """Return a reorder of an empty batch, in which `requests` take the places 0, 1, ...
 
-    def settle(self, kept: Sequence[Kept], assign: Callable[[SlotAssignment], Kept]) -> list[Kept]:
+        Their rows are full: they get no tokens.
+        """
+        rows = [
+            DecodingRow(place, request, len(request.token_ids), frozenset())
+            for place, request in enumerate(requests)
+        ]
+        return cls(len(rows), assignments=list(enumerate(rows)))
+
+    def settle(self, kept: Sequence[Kept], assign: Callable[["DecodingRow"], Kept]) -> list[Kept]:
         """Apply the reorder to a list by place, with `assign` for new rows.
 
         Raises `internal` where a row would be lost on its way, or a place have none or two.
@@ -73,11 +66,11 @@ class BatchReorder(NamedTuple):
                 raise HearthError("internal", f"rows cannot move so: {list(self.moves)}")
             places[target] = places.pop(source)
             settled.add(target)
-        for one in self.assignments:
-            if one.place in settled:
-                raise HearthError("internal", f"place {one.place} is given to two rows")
-            places[one.place] = assign(one)
-            settled.add(one.place)
+        for place, row in self.assignments:
+            if place in settled:
+                raise HearthError("internal", f"place {place} is given to two rows")
+            places[place] = assign(row)
+            settled.add(place)
         if not settled.issubset(range(self.rows)) or not places.keys() >= set(range(self.rows)):
             raise HearthError("internal", f"the places of {self.rows} rows are not 0, 1, ...")
         return [places[place] for place in range(self.rows)]
@@ -396,11 +389,11 @@ class DecodingInferenceContext:
         fills: list[RowMove] = []
         downs: list[RowMove] = []
         ups: list[RowMove] = []
-        assignments: list[SlotAssignment] = []
+        assignments: list[tuple[int, DecodingRow]] = []
         for target, row in enumerate(self.rows):
             source = before.get(row)
             if source is None:
-                assignments.append(SlotAssignment(target, row.request, row.filled, row.drafted))
+                assignments.append((target, row))
             elif source != target:
                 into = fills if target < self.decoding else downs if target < source else ups
                 into.append(RowMove(source, target, row.filled))

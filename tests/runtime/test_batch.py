@@ -13,12 +13,11 @@ from hearth.runtime.batch import (
     DirtySlots,
     RowMove,
     RowState,
-    SlotAssignment,
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
-from tests.runtime.arrangements import REQUEST, arrangements
+from tests.runtime.arrangements import REQUEST, arrangements, new_row
 
 PLACES, SLOTS = 4, 64
 CONFIG = simulated_config(
@@ -69,7 +68,7 @@ def test_new_rows_are_seated_by_prompt_and_equal_ones_in_order() -> None:
     assert context.admit(requests) == [0, 1, 2, 3]
     reorder = context.arrange()
     assert reorder is not None
-    assert [(assignment.place, assignment.request) for assignment in reorder.assignments] == [
+    assert [(place, row.request) for place, row in reorder.assignments] == [
         (place, requests[number]) for place, number in enumerate((1, 3, 0, 2))
     ]
     assert (reorder.rows, reorder.moves, reorder.stale) == (4, [], [])
@@ -108,7 +107,7 @@ def test_a_short_newcomer_is_seated_before_a_joiner() -> None:
     found = context.arrange()
     assert found is not None
     assert found.moves == [RowMove(1, 2, 16)]
-    assert [assignment.place for assignment in found.assignments] == [1, 3]
+    assert [place for place, _ in found.assignments] == [1, 3]
     # Of equal rests that of the earlier row comes first.
     assert _numbers(context) == [0, 2, 1, 3]
 
@@ -174,7 +173,7 @@ def test_the_place_of_a_failed_row_is_stale_as_a_whole() -> None:
     found = context.arrange()
     assert found is not None
     assert found.stale == [DirtySlots(0, 10, SLOTS)]
-    assert [assignment.place for assignment in found.assignments] == [1]
+    assert [place for place, _ in found.assignments] == [1]
 
 
 def test_every_place_is_stale_when_all_is_lost() -> None:
@@ -351,7 +350,8 @@ def test_rows_that_move_one_by_one_settle_where_the_moves_say(data: st.DataObjec
 
 def test_a_fresh_house_seats_its_rows_in_order() -> None:
     fresh = BatchReorder.fresh([REQUEST, REQUEST])
-    assert fresh == BatchReorder(2, (), [SlotAssignment(0, REQUEST), SlotAssignment(1, REQUEST)])
+    assert (fresh.rows, [place for place, _ in fresh.assignments]) == (2, [0, 1])
+    assert [row.request for _, row in fresh.assignments] == [REQUEST, REQUEST]
     assert fresh.settle([7, 8, 9], lambda _: 0) == [0, 0]
 
 
@@ -364,9 +364,9 @@ def test_a_fresh_house_seats_its_rows_in_order() -> None:
         BatchReorder(2, [RowMove(0, 1, 3)]),
         BatchReorder(2, [RowMove(2, 4, 3)]),
         BatchReorder(4),
-        BatchReorder(2, [RowMove(2, 1, 3)], [SlotAssignment(1, REQUEST)]),
-        BatchReorder(2, assignments=[SlotAssignment(1, REQUEST), SlotAssignment(1, REQUEST)]),
-        BatchReorder(2, assignments=[SlotAssignment(2, REQUEST)]),
+        BatchReorder(2, [RowMove(2, 1, 3)], [new_row(1)]),
+        BatchReorder(2, assignments=[new_row(1), new_row(1)]),
+        BatchReorder(2, assignments=[new_row(2)]),
     ],
 )
 def test_a_row_is_never_lost_and_a_place_never_shared(wrong: BatchReorder) -> None:

@@ -4,7 +4,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, DecodingRow, RowMove
 from hearth.runtime.device.cache_storage import check_pages
 from hearth.runtime.device.device import (
     AcceptedPath,
@@ -197,8 +197,7 @@ class CpuBatchSampler:
                 self._lengths[row] += len(path.nodes)
         return Ready(paths)
 
-    def _assign(self, assignment: SlotAssignment) -> RowSampler:
-        row = assignment.request
+    def _assign(self, row: DecodingRow) -> RowSampler:
         return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
 
     def _pick(self, logits: NDArray[np.float32], first: int) -> list[RowToken | None]:

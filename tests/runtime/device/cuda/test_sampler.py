@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, SlotAssignment
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.device.cuda import walks, wide_draws
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.cuda.sampler import CudaBatchSampler
 from hearth.runtime.device.device import PendingSamples, SamplerBuffers
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
-from tests.runtime.arrangements import arrangements, keep
+from tests.runtime.arrangements import arrangements, keep, new_row
 from tests.runtime.device.cuda import test_walks
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
@@ -73,9 +73,7 @@ class Bench:
     def reorder(self, reorder: BatchReorder) -> None:
         newest = self.gpu.read(self.buffers.next_tokens)
         self.sampler.reorder(reorder)
-        self.rows = reorder.settle(
-            self.rows, lambda assignment: Reference(assignment.request, self.vocab)
-        )
+        self.rows = reorder.settle(self.rows, lambda row: Reference(row.request, self.vocab))
         for source, target, _ in reorder.moves:
             newest[target] = newest[source]
         assert self.gpu.read(self.buffers.next_tokens).tolist() == newest.tolist()
@@ -193,7 +191,7 @@ def test_histories_follow_their_rows_wherever_they_are_placed(
     for _ in range(5):
         reorder = data.draw(arrangements([0] * len(bench.rows), 8))
         requests = random_rows(rng, vocab, 8)
-        assignments = [SlotAssignment(place, requests[place]) for place, *_ in reorder.assignments]
+        assignments = [new_row(place, requests[place]) for place, *_ in reorder.assignments]
         bench.reorder(reorder._replace(assignments=assignments))
         rows = len(bench.rows)
         decoding = data.draw(st.integers(0, rows))
