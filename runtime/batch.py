@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
@@ -109,7 +110,10 @@ def tokens_to_generate(row: RowRequest, capacity: int) -> int:
 class DecodingRow:
     """One row of a running batch.
 
-    `number` identifies its tokens in step results. `filled` counts the tokens that the caches hold
+    `number` identifies its tokens in step results, `order` counts the rows admitted before it since
+    none was live. It was admitted at `placed`, in seconds of the monotonic clock, once all rows had
+    taken `prefill_from` seconds of prefill, and has paid for its own once they have decoded for
+    `paid_from` seconds. `filled` counts the tokens that the caches hold
     once all queued steps have ended; `remaining_budget` the tokens up to its limit that none of
     these steps samples; `passed` the chunks that later rows had before it since its own last one.
     Rows with `speculation_disabled` take no trees, as their own have failed. Of the prompt `reused`
@@ -127,7 +131,11 @@ class DecodingRow:
         "initial",
         "number",
         "options",
+        "order",
+        "paid_from",
         "passed",
+        "placed",
+        "prefill_from",
         "prompt_length",
         "remaining_budget",
         "request",
@@ -147,7 +155,9 @@ class DecodingRow:
         self.prompt_length = request.prompt_length
         self.options = request.options
         self.speculation_disabled = False
-        self.filled = self.passed = self.reused = self.drafted = 0
+        self.filled = self.passed = self.reused = self.drafted = self.order = 0
+        self.placed = self.prefill_from = 0.0
+        self.paid_from = math.inf
         self.exact_prefix_len = capacity
         self.state = _LIVE
         self._longest = request.prompt_length + tokens_to_generate(request, capacity)
@@ -280,20 +290,27 @@ class DecodingInferenceContext:
                 return False
         return True
 
-    def admit(self, requests: Iterable[RowRequest]) -> list[int]:
-        """Take rows, which get their places by the next `arrange`; gives their numbers.
+    def admit(
+        self, requests: Sequence[RowRequest], numbers: Sequence[int] | None = None
+    ) -> list[DecodingRow]:
+        """Take rows, which get their places by the next `arrange`.
 
-        Numbers count on from 0, and start again where no row is live.
+        No live row has one of the `numbers`. None count on from 0, and start again where no row is
+        live.
         """
         if not self.any_live:
             self._next, self._by_number = 0, {}
-        first = self._next
-        for request in requests:
-            row = DecodingRow(self._next, request, self.capacity, self._end_tokens)
+        rows = [
+            DecodingRow(number, request, self.capacity, self._end_tokens)
+            for number, request in zip(
+                numbers or range(self._next, self._next + len(requests)), requests, strict=True
+            )
+        ]
+        for row in rows:
+            row.order, self._next = self._next, self._next + 1
             self._by_number[row.number] = row
-            self._coming.append(row)
-            self._next += 1
-        return list(range(first, self._next))
+        self._coming += rows
+        return rows
 
     def leave(self, number: int) -> None:
         """Let a row leave; unknown and ended rows are ignored."""
@@ -301,13 +318,14 @@ class DecodingInferenceContext:
         if row is not None and row.state is _LIVE:
             row.state = RowState.CANCELLED
 
-    def release(self, number: int) -> list[int] | None:
+    def release(self, number: int, decode_s: float = math.inf) -> list[int] | None:
         """Let a row leave that would go on, with its tokens beyond the prompt; else None.
 
-        A row whose last token is being sampled ends by itself.
+        A row whose last token is being sampled ends by itself. One that has not paid yet, now that
+        all rows have decoded for `decode_s`, stays.
         """
         row = self._by_number.get(number)
-        if row is None or not row.runs_on:
+        if row is None or not row.runs_on or row.paid_from > decode_s:
             return None
         row.state = RowState.CANCELLED
         return row.generated
@@ -325,7 +343,7 @@ class DecodingInferenceContext:
         """
         joiners = self.joiners
         chunk = joiners[: len(lengths)]
-        newest = max(row.number for row in chunk)
+        newest = max(row.order for row in chunk)
         ended = 0
         for row, added in zip(chunk, lengths, strict=True):
             row.filled += added
@@ -334,7 +352,7 @@ class DecodingInferenceContext:
                 row.remaining_budget -= 1
                 ended += 1
         for row in joiners[len(chunk) :]:
-            row.passed += row.number < newest
+            row.passed += row.order < newest
         self.decoding += ended
         return ended
 

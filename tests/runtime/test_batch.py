@@ -65,7 +65,7 @@ def _numbers(context: DecodingInferenceContext) -> list[int]:
 def test_new_rows_are_seated_by_prompt_and_equal_ones_in_order() -> None:
     context = DecodingInferenceContext(CONFIG)
     requests = [_request(length) for length in (5, 2, 9, 2)]
-    assert context.admit(requests) == [0, 1, 2, 3]
+    assert [row.number for row in context.admit(requests)] == [0, 1, 2, 3]
     reorder = context.arrange()
     assert reorder is not None
     assert [(place, row.request) for place, row in reorder.assignments] == [
@@ -180,7 +180,7 @@ def test_every_place_is_stale_when_all_is_lost() -> None:
     context = _decoding(2, 10)
     context.fail_all()
     assert not context.any_live
-    assert context.admit([_request(3)]) == [0]
+    assert [row.number for row in context.admit([_request(3)])] == [0]
     found = context.arrange()
     assert found is not None
     assert found.stale == [DirtySlots(place, 0, SLOTS) for place in range(PLACES)]
@@ -189,14 +189,30 @@ def test_every_place_is_stale_when_all_is_lost() -> None:
 
 def test_numbers_count_on_while_a_row_is_live() -> None:
     context = _decoding(2, 3)
-    assert context.admit([_request()]) == [2]
+    assert [row.number for row in context.admit([_request()])] == [2]
     context.leave(0)
-    assert context.admit([_request()]) == [3]
+    assert [row.number for row in context.admit([_request()])] == [3]
     for number in (1, 2, 3, 3, 99):
         context.leave(number)
-    assert context.admit([_request()]) == [0]
+    assert [row.number for row in context.admit([_request()])] == [0]
     context.arrange()
     assert _numbers(context) == [0]
+
+
+def test_rows_have_the_numbers_that_the_caller_gives() -> None:
+    context = DecodingInferenceContext(CONFIG)
+    context.admit([_request(), _request(4)], [70, 12])
+    context.arrange()
+    assert _numbers(context) == [70, 12]
+    context.leave(12)
+    context.leave(1)
+    assert [row.state for row in context.rows] == [RowState.LIVE, RowState.CANCELLED]
+    # One that was put back comes again under its number.
+    context.arrange()
+    context.admit([_request(4)], [12])
+    context.arrange()
+    assert _numbers(context) == [70, 12]
+    assert context.release(12) == []
 
 
 def test_a_row_that_leaves_before_it_is_seated_takes_no_place() -> None:
@@ -212,9 +228,10 @@ def test_a_row_that_leaves_before_it_is_seated_takes_no_place() -> None:
 
 def test_the_house_is_closed_while_newcomers_pass_a_joiner() -> None:
     context = _context(60)
-    for number in range(1, PATIENCE + 1):
+    # Later is who was admitted later, whatever its number.
+    for number in range(-1, -1 - PATIENCE, -1):
         assert context.free == PLACES - 1
-        context.admit([_request(2)])
+        context.admit([_request(2)], [number])
         context.arrange()
         context.prefilled([2])
         context.leave(number)
@@ -327,7 +344,12 @@ def test_a_row_that_was_only_checked_has_nothing_to_report() -> None:
 def test_a_row_that_would_go_on_is_released_with_its_tokens() -> None:
     context = _decoding(3, 3)
     context.rows[1].take(RowToken(NO_ROW, 9))
-    assert [context.release(number) for number in (1, 1, 99)] == [[9], None, None]
+    # It has not had its first token reported: it never pays.
+    assert context.release(1, 1e9) is None
+    context.rows[1].paid_from = 2.5
+    assert context.release(1, 2.0) is None
+    assert context.release(1, 2.5) == [9]
+    assert [context.release(number) for number in (1, 99)] == [None, None]
     assert _numbers(context) == [0, 1]
     context.arrange()
     assert _numbers(context) == [0]
