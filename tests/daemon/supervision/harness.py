@@ -143,14 +143,17 @@ class Harness:
                 ends.update(dict.fromkeys(message.rids, message.code))
             elif isinstance(message, StepOutput):
                 ends.update({rid: one.code for one in message.failed for rid in one.rids})
-                for rid, token in zip(message.rids, message.tokens, strict=True):
+                for token in message.tokens:
                     if token.finish is not None:
-                        assert rid not in ends
-                        ends[rid] = token.finish
+                        assert token.row not in ends
+                        ends[token.row] = token.finish
         return ends
 
     async def until_running(self, rid: int) -> None:
-        while not (isinstance(message := await self.hear(), StepOutput) and rid in message.rids):
+        while not (
+            isinstance(message := await self.hear(), StepOutput)
+            and rid in [token.row for token in message.tokens]
+        ):
             pass
 
     async def freeze_executor(self, tokens: int) -> int:

@@ -463,8 +463,8 @@ def a_failed_row_leaves_its_numbers(*args: Any) -> list[DirtySlots]:
     return [stale for stale in _stale(*args) if stale.begin]
 
 
-def a_released_row_forgets_a_token(context: DecodingInferenceContext, number: int) -> Any:
-    return (_release(context, number) or [])[:-1]
+def a_released_row_forgets_a_token(context: DecodingInferenceContext, *asked: Any) -> Any:
+    return (_release(context, *asked) or [])[:-1]
 
 
 FAULTS: dict[Callable[..., Any], tuple[Any, str]] = {
