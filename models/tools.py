@@ -22,13 +22,24 @@ from models.conversations import (
     voiced,
 )
 from models.domain import Combination, Context, Turn, likely, weighted
+from models.tool_families import (
+    DONE,
+    ERRORS,
+    FAMILIES,
+    MEASURES,
+    STATES,
+    Family,
+    Parameter,
+    among,
+    choice_field,
+    number_field,
+    text_field,
+    time_of_day,
+)
 from models.vocabulary import (
     COLOURS,
-    DAYS,
     GROCERIES,
     ITEMS,
-    MESSAGES,
-    MUSIC,
     PEOPLE,
     ROOMS,
     compose_word,
@@ -36,49 +47,6 @@ from models.vocabulary import (
 
 NO_TOOL: Final = "I have no tool for that."
 _TURNS: Final = range(2, 6)
-_CITIES: Final = (
-    "Paris", "Berlin", "Rome", "Oslo", "Madrid", "Vienna", "Lisbon", "Dublin", "Prague", "Athens",
-)  # fmt: skip
-_MEASURES: Final = {
-    "temperature": "degrees", "humidity": "percent", "pressure": "hPa", "brightness": "lux",
-    "level": "percent", "power": "watts", "water": "litres", "noise": "decibels",
-}  # fmt: skip
-_ERRORS: Final = (
-    "offline",
-    "timeout",
-    "not found",
-    "no answer",
-    "busy",
-    "out of reach",
-    "no power",
-)
-
-Value = str | int | bool
-Values = Callable[[Random], Value]
-
-
-class Parameter(NamedTuple):
-    """A parameter: its possible names, its type, its values, and whether it may be left out."""
-
-    names: tuple[str, ...]
-    kind: str
-    values: Values
-    fixed: bool = False
-
-
-class Family(NamedTuple):
-    """A kind of tool, as data: its possible names, parameters, requests and results.
-
-    Requests and replies have a slot for each parameter, by its number. `covers` are the intents or
-    groups that the tool takes over.
-    """
-
-    names: tuple[str, ...]
-    does: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
-    asked: tuple[str, ...]
-    results: tuple[tuple[str, str], ...]
-    covers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -100,267 +68,6 @@ def as_call(name: str, arguments: dict[str, Any]) -> str:
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{text}\n</tool_call>"
 
-
-def _of(words: Sequence[str], made_up: float = 0.25) -> Values:
-    def value(rng: Random) -> str:
-        return compose_word(rng) if likely(rng, made_up) else rng.choice(words)
-
-    return value
-
-
-def _between(low: int, high: int) -> Values:
-    return lambda rng: rng.randrange(low, high + 1)
-
-
-def _clock(rng: Random) -> str:
-    return f"{rng.randrange(24):02d}:{rng.randrange(0, 60, 5):02d}"
-
-
-def _spot(rng: Random) -> str:
-    room = compose_word(rng) if likely(rng, 0.3) else rng.choice(ROOMS)
-    return f"{room} {rng.choice(tuple(_MEASURES))}" if likely(rng, 0.4) else room
-
-
-def _name(rng: Random) -> str:
-    return compose_word(rng).capitalize() if likely(rng, 0.3) else rng.choice(PEOPLE)
-
-
-def _text(*names: str, values: Values) -> Parameter:
-    return Parameter(names, "string", values)
-
-
-def _number(*names: str, low: int, high: int) -> Parameter:
-    return Parameter(names, "integer", _between(low, high))
-
-
-def _one(*names: str, words: Sequence[str]) -> Parameter:
-    return Parameter(names, "string", lambda rng: rng.choice(words), fixed=True)
-
-
-_DONE: Final = (
-    ('{"ok": true}', "Done."), ("ok", "Done."), ('{"status": "done"}', "Done."),
-    ('{"result": "success"}', "Done."), ("done", "Done."), ('{"success": true}', "Done."),
-    ('{"error": "%e"}', "That did not work: %e."), ("error: %e", "That did not work: %e."),
-    ('{"ok": false, "reason": "%e"}', "That did not work: %e."),
-)  # fmt: skip
-_STATES: Final = (
-    "on", "off", "open", "closed", "locked", "unlocked", "idle", "charging", "running", "paused",
-    "set to 21 degrees", "on at 40%", "50% open", "playing jazz",
-)  # fmt: skip
-# %s is a state, %n a number, %u a unit, %w a made-up word, %p a person, %e an error.
-
-FAMILIES: Final[tuple[Family, ...]] = (
-    Family(
-        ("read_sensor", "get_sensor", "sensor_value", "readSensor", "measure", "get_reading"),
-        ("Read a sensor", "Current value of a sensor", "Measure with a sensor"),
-        (_text("sensor", "name", "sensor_name", "id", values=_spot),),
-        (
-            "read the {0} sensor", "what does the {0} sensor say?", "check the {0} sensor",
-            "what's the {0} sensor reading?", "give me the value of the {0} sensor",
-            "what is the reading of the {0} sensor?", "what's the {0} at?", "how is the {0}?",
-            "tell me what the {0} sensor shows", "what does {0} measure?", "read {0}",
-            "what's the {0}?", "show me the {0} sensor", "ask the {0} sensor",
-        ),
-        (
-            ('{"value": %n}', "The {0} sensor reads %n."),
-            ('{"value": %n, "unit": "%u"}', "The {0} sensor reads %n %u."),
-            ('{"sensor": "{0}", "value": %n, "unit": "%u"}', "The {0} sensor reads %n %u."),
-            ('{"reading": "%n %u"}', "The {0} sensor reads %n %u."),
-            ("%n", "The {0} sensor reads %n."), ("%n %u", "The {0} sensor reads %n %u."),
-            ('{"error": "%e"}', "That did not work: %e."),
-        ),
-        frozenset({"ask_sensor"}),
-    ),
-    Family(
-        ("get_weather", "weather", "weather_forecast", "getWeather", "current_weather"),
-        ("Weather of a city", "Get the weather", "Forecast for a place"),
-        (_text("city", "location", "place", "town", values=_of(_CITIES)),),
-        (
-            "what's the weather in {0}?", "how is the weather in {0}?", "is it raining in {0}?",
-            "tell me the weather in {0}", "what's it like outside in {0}?", "weather in {0}",
-            "do I need an umbrella in {0}?", "how warm is it in {0}?", "is it cold in {0}?",
-        ),
-        (
-            ('{"weather": "%y", "degrees": %n}', "In {0}: %y, %n degrees."),
-            ('{"temperature": %n, "condition": "%y"}', "In {0}: %y, %n degrees."),
-            ('{"temperature": %n}', "In {0}: %n degrees."), ("%y", "In {0}: %y."),
-            ("%y, %n degrees", "In {0}: %y, %n degrees."),
-            ('{"error": "%e"}', "That did not work: %e."),
-        ),
-        frozenset({"off_topic"}),
-    ),
-    Family(
-        ("get_time", "current_time", "clock", "getTime", "time_now", "now"),
-        ("Current time", "Tell the time", "Time of day"), (),
-        (
-            "what time is it?", "what's the time?", "tell me the time", "do you know the time?",
-            "can you tell me what time it is?", "how late is it?", "give me the time",
-        ),
-        (
-            ('{"time": "%c"}', "It is %c."), ("%c", "It is %c."), ('{"now": "%c"}', "It is %c."),
-            ('{"error": "%e"}', "That did not work: %e."),
-        ),
-        frozenset({"off_topic"}),
-    ),
-    Family(
-        ("set_timer", "start_timer", "timer", "startTimer", "countdown"),
-        ("Start a timer", "Set a countdown", "Timer in minutes"),
-        (_number("minutes", "duration", "time", "length", low=1, high=90),),
-        (
-            "set a timer for {0} minutes", "start a {0} minute timer", "timer for {0} minutes",
-            "tell me when {0} minutes are over", "count down {0} minutes", "wake me in {0} minutes",
-            "give me {0} minutes", "let me know in {0} minutes", "{0} minute timer",
-        ),
-        _DONE, frozenset({"set_timer"}),
-    ),
-    Family(
-        ("play_music", "play", "start_music", "playMusic", "stream"),
-        ("Play music", "Start music by genre, artist or title"),
-        (_text("query", "genre", "song", "music", "title", values=_of(MUSIC)),),
-        (
-            "play {0}", "play some {0}", "put on {0}", "I want to hear {0}", "put some {0} on",
-            "let's hear {0}", "how about some {0}?", "start {0}", "I feel like {0}",
-        ),
-        _DONE, frozenset({"play", "play_something", "play_in_room"}),
-    ),
-    Family(
-        ("send_message", "message", "send_text", "sendMessage", "text_person", "notify"),
-        ("Send a message", "Write to somebody", "Text a person"),
-        (
-            _text("to", "recipient", "person", "contact", values=_name),
-            _text("text", "message", "body", "content", values=_of(MESSAGES, 0)),
-        ),
-        (
-            "tell {0}: {1}", "send {0} a message: {1}", "message {0} that {1}", "text {0}: {1}",
-            "let {0} know that {1}", "write to {0}: {1}", "tell {0} that {1}",
-        ),
-        _DONE, frozenset({"send_message"}),
-    ),
-    Family(
-        ("call_person", "call", "phone", "start_call", "callContact"),
-        ("Call somebody", "Start a phone call"),
-        (_text("person", "name", "contact", "who", values=_name),),
-        (
-            "call {0}", "phone {0}", "ring {0}", "give {0} a call", "I want to talk to {0}",
-            "get {0} on the phone", "put me through to {0}",
-        ),
-        _DONE, frozenset({"call"}),
-    ),
-    Family(
-        ("add_item", "add_to_list", "shopping_list_add", "addItem", "list_add"),
-        ("Add to the shopping list", "Put something on the list"),
-        (_text("item", "name", "product", "thing", values=_of(GROCERIES)),),
-        (
-            "add {0} to the shopping list", "put {0} on the list", "we need {0}", "buy {0}",
-            "we're out of {0}", "I have to buy {0}", "note {0} on the shopping list",
-        ),
-        _DONE, frozenset({"add_item"}),
-    ),
-    Family(
-        ("set_temperature", "set_heating", "thermostat", "setTemperature", "heat_to"),
-        ("Set the temperature of a room", "Heat a room"),
-        (
-            _text("room", "zone", "place", "area", values=_of(ROOMS)),
-            _number("degrees", "temperature", "value", "target", low=5, high=30),
-        ),
-        (
-            "set the {0} to {1} degrees", "make the {0} {1} degrees", "heat the {0} to {1}",
-            "I want {1} degrees in the {0}", "{1} degrees in the {0}",
-            "warm the {0} to {1} degrees",
-            "set the heating in the {0} to {1}", "the {0} should be at {1} degrees",
-        ),
-        _DONE, frozenset({"climate", "everyday"}),
-    ),
-    Family(
-        ("set_light", "light", "control_light", "setLight", "lamp"),
-        ("Set the light of a room", "Change a light"),
-        (
-            _text("room", "light", "lamp", "where", values=_of(ROOMS)),
-            _one("state", "mode", "power", "value", words=("on", "off")),
-        ),
-        (
-            "turn {1} the light in the {0}", "turn the {0} light {1}", "switch the {0} light {1}",
-            "light {1} in the {0}", "turn the light in the {0} {1}", "{0} light {1}",
-        ),
-        _DONE, frozenset({"lights", "switch", "scenes", "everyday"}),
-    ),
-    Family(
-        ("light_colour", "set_colour", "set_color", "colour_light", "setColor"),
-        ("Colour of a light", "Change the colour"),
-        (
-            _text("room", "light", "where", values=_of(ROOMS)),
-            _text("colour", "color", "value", values=_of(COLOURS, 0)),
-        ),
-        (
-            "make the {0} {1}", "turn the {0} {1}", "{1} light in the {0}", "colour the {0} {1}",
-            "I want {1} light in the {0}", "change the {0} light to {1}",
-        ),
-        _DONE, frozenset({"lights", "everyday"}),
-    ),
-    Family(
-        ("move_robot", "move", "drive", "goto_room", "navigate", "go_to", "driveTo"),
-        ("Send the robot to a room", "Drive to a place"),
-        (_text("room", "place", "goal", "target", "location", values=_of(ROOMS)),),
-        (
-            "go to the {0}", "drive to the {0}", "send the robot to the {0}", "move to the {0}",
-            "come to the {0}", "I need you in the {0}", "head to the {0}", "roll to the {0}",
-        ),
-        _DONE, frozenset({"robots", "plans"}),
-    ),
-    Family(
-        ("drive_distance", "move_by", "forward", "move_forward", "step"),
-        ("Drive so many centimetres", "Move the robot"),
-        (
-            _one("direction", "way", "dir", words=("forward", "back", "left", "right")),
-            _number("cm", "distance", "length", low=5, high=300),
-        ),
-        (
-            "go {0} {1} cm", "move {0} by {1} cm", "drive {1} cm {0}", "{1} cm {0}", "{0} {1} cm",
-            "roll {0} {1} centimetres",
-        ),
-        _DONE, frozenset({"robots", "plans"}),
-    ),
-    Family(
-        ("pick_up", "grasp", "fetch", "take", "pickUp", "grab_object"),
-        ("Pick up a thing", "Grasp an object", "Fetch something"),
-        (_text("object", "item", "thing", "name", values=_of(ITEMS)),),
-        (
-            "pick up the {0}", "grab the {0}", "take the {0}", "get me the {0}", "fetch the {0}",
-            "bring me the {0}", "can you reach the {0}?",
-        ),
-        _DONE, frozenset({"robots", "plans"}),
-    ),
-    Family(
-        ("add_event", "create_event", "calendar_add", "addEvent", "book"),
-        ("Add to the calendar", "Make an appointment"),
-        (
-            _text("title", "name", "what", "event", values=_of(("dentist", "lunch", "meeting",
-                  "party", "training", "dinner", "school", "concert"))),
-            _text("day", "date", "when", values=_of(DAYS, 0)),
-            _text("time", "at", "start", values=_clock),
-        ),
-        (
-            "I have {0} on {1} at {2}", "put {0} in my calendar for {1} at {2}",
-            "add {0} on {1} at {2}", "book {0} for {1} at {2}", "{0} on {1} at {2}, note it",
-        ),
-        _DONE, frozenset({"tell_visit"}),
-    ),
-    Family(
-        ("search", "web_search", "lookup", "searchWeb", "find_info"),
-        ("Search the web", "Look something up"),
-        (_text("query", "q", "text", "topic", values=_of(ITEMS)),),
-        (
-            "search for {0}", "look up {0}", "find something about {0}", "google {0}",
-            "what can you find about {0}?", "search the web for {0}",
-        ),
-        (
-            ('{"result": "%w"}', "I found: %w."), ("%w %w", "I found: %w %w."),
-            ('{"results": ["%w", "%w"]}', "I found: %w, %w."), ("[]", "I found nothing."),
-            ('{"error": "%e"}', "That did not work: %e."),
-        ),
-        frozenset({"off_topic"}),
-    ),
-)  # fmt: skip
 
 _DO: Final = (
     "find", "start", "check", "create", "delete", "order", "measure", "count", "scan", "print",
@@ -385,14 +92,14 @@ _WORDS: Final = (*ITEMS, *PEOPLE, *ROOMS, *COLOURS, *GROCERIES)
 def _field(rng: Random, name: str) -> Parameter:
     kind = rng.choice(("word", "word", "number", "number", "enum", "truth"))
     if kind == "number":
-        return _number(name, low=0, high=rng.choice((9, 99, 999)))
+        return number_field(name, low=0, high=rng.choice((9, 99, 999)))
     if kind == "truth":
         return Parameter((name,), "boolean", lambda rng: likely(rng, 0.5))
     if kind == "enum":
         words = tuple({compose_word(rng) if likely(rng, 0.3) else rng.choice(_WORDS)
                        for _ in range(rng.randrange(2, 5))})  # fmt: skip
-        return _one(name, words=sorted(words))
-    return _text(name, values=_of(_WORDS, 0.5))
+        return choice_field(name, words=sorted(words))
+    return text_field(name, values=among(_WORDS, 0.5))
 
 
 def _requests(rng: Random, name: str, what: tuple[str, str], fields: Sequence[str]) -> list[str]:
@@ -439,14 +146,14 @@ def made_up(rng: Random) -> Family:
         (f"{verb.capitalize()} the {noun}", f"{verb.capitalize()} a {noun}"),
         tuple(_field(rng, field) for field in fields),
         tuple(_requests(rng, name, (verb, noun), fields)),
-        (*results, *_DONE) if likely(rng, 0.5) else results,
+        (*results, *DONE) if likely(rng, 0.5) else results,
     )
 
 
 def sensors(rng: Random) -> Family:
     """Return a tool that reads a few sensors, mostly listed in its definition."""
     base, joined = FAMILIES[0], rng.choice((" ", " ", "_"))
-    measures = rng.sample(tuple(_MEASURES), rng.randrange(1, 4))
+    measures = rng.sample(tuple(MEASURES), rng.randrange(1, 4))
     rooms = rng.sample(ROOMS, rng.randrange(2, 5))
     rooms = [compose_word(rng) if likely(rng, 0.2) else room for room in rooms]
     alone = likely(rng, 0.4)
@@ -469,7 +176,7 @@ def sensors(rng: Random) -> Family:
         )  # fmt: skip
     words = tuple(dict.fromkeys(names))
     listed = likely(rng, 0.7) or joined == "_"
-    parameter = _one(*base.parameters[0].names, words=words)._replace(fixed=listed)
+    parameter = choice_field(*base.parameters[0].names, words=words)._replace(fixed=listed)
     return base._replace(parameters=(parameter,), asked=asked)
 
 
@@ -477,7 +184,7 @@ _DEVICE: Final = ("device", "device", "name", "target", "device_name", "entity")
 _STATE: Final = Family(
     ("get_state", "get_device_state", "device_state", "getState", "get_status", "check_device"),
     ("State of a device", "Get the state of a device", "Ask a device for its state"),
-    (_text(*_DEVICE, values=lambda rng: mixed_names(rng)(rng, rng.choice(KINDS))),),
+    (text_field(*_DEVICE, values=lambda rng: mixed_names(rng)(rng, rng.choice(KINDS))),),
     (
         "what's the state of the {0}?", "is the {0} on?", "is the {0} off?", "check the {0}",
         "how is the {0}?", "what is the {0} doing?", "tell me the state of the {0}",
@@ -496,9 +203,9 @@ _CONTROL: Final = Family(
     ("set_device", "control_device", "device_action", "setDevice", "switch_device", "execute"),
     ("Control a device", "Let a device do something", "Action on a device"),
     (
-        _text(*_DEVICE, values=_of(_WORDS)),
-        _text("action", "action", "command", "operation", "do", values=_of(_WORDS)),
-        Parameter(("value", "value", "amount", "argument", "level"), "string", _of(_WORDS)),
+        text_field(*_DEVICE, values=among(_WORDS)),
+        text_field("action", "action", "command", "operation", "do", values=among(_WORDS)),
+        Parameter(("value", "value", "amount", "argument", "level"), "string", among(_WORDS)),
     ),
     (), (), frozenset({"action"}),
 )  # fmt: skip
@@ -608,15 +315,15 @@ def _filled(text: str, slots: Sequence[str]) -> str:
 
 def _result(rng: Random, pair: tuple[str, str], slots: Sequence[str]) -> tuple[str, str]:
     result, reply = (_filled(text, slots) for text in pair)
-    measure = rng.choice(tuple(_MEASURES.values()))
+    measure = rng.choice(tuple(MEASURES.values()))
     found: list[tuple[str, Callable[[], str]]] = [
         ("%n", lambda: str(rng.randrange(100)) if likely(rng, 0.7) else f"{rng.random() * 50:.1f}"),
         ("%u", lambda: measure),
         ("%w", lambda: compose_word(rng) if likely(rng, 0.5) else rng.choice(_WORDS)),
         ("%y", lambda: rng.choice(("rain", "sun", "snow", "clouds", "fog", "wind", "storm"))),
-        ("%c", lambda: _clock(rng)),
-        ("%s", lambda: rng.choice(_STATES)),
-        ("%e", lambda: rng.choice(_ERRORS)),
+        ("%c", lambda: time_of_day(rng)),
+        ("%s", lambda: rng.choice(STATES)),
+        ("%e", lambda: rng.choice(ERRORS)),
     ]
     for mark, value in found:
         while mark in result:
@@ -716,7 +423,7 @@ def _on_devices(rng: Random, kit: Kit, tool: Tool, turn: Turn) -> Turn | None:
             return turn._replace(answer=NO_TOOL, pending=None)
         values = [fields[1], action, *(str(field) if text else field for field in fields[2:])]
         calls.append(as_call(tool.name, dict(zip(tool.parameters, values, strict=False))))
-    pair = rng.choice(_DONE[:5] if len(calls) > 1 or likely(rng, 0.8) else _DONE)
+    pair = rng.choice(DONE[:5] if len(calls) > 1 or likely(rng, 0.8) else DONE)
     made = [_result(rng, pair, ()) for _ in calls]
     return turn._replace(
         answer="\n".join(calls), results=tuple(one for one, _ in made), reply=made[-1][1]

@@ -9,10 +9,9 @@ from models.conversations import Conversation, Message, render
 from models.sentences import calls_of, is_right, read_sentences
 from models.splits import held_out_with_tools, in_training, is_held_out
 from models.stream import MARKERS, read_tokenizer, training_conversation
+from models.tool_families import FAMILIES, Family
 from models.tools import (
-    FAMILIES,
     NO_TOOL,
-    Family,
     as_call,
     family_turn,
     make_tool,
