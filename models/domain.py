@@ -33,6 +33,14 @@ class Device(NamedTuple):
     state: str
 
 
+class Pending(NamedTuple):
+    """A question which device is meant: the intent, its slots and the devices named."""
+
+    intent: str
+    slots: dict[str, str]
+    names: tuple[str, ...]
+
+
 @dataclass
 class Context:
     """State of a conversation at one turn."""
@@ -42,6 +50,7 @@ class Context:
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     touched: set[str] = field(default_factory=set)
     last: str = ""
+    pending: Pending | None = None
 
     def find(self, name: str) -> Device:
         """Return the device of that name."""
@@ -63,6 +72,7 @@ class Reply(NamedTuple):
     text: str
     steps: tuple[Combination, ...] = ()
     empty: bool = False
+    pending: Pending | None = None
 
 
 Pool = Callable[[Draw], "str | None"]
@@ -92,7 +102,10 @@ class Intent:
 
 
 class Turn(NamedTuple):
-    """A user message, its one right answer and the combinations that it uses."""
+    """A user message, its one right answer and the combinations that it uses.
+
+    Where the answer calls tools, `results` are what they return and `reply` the answer to that.
+    """
 
     intent: str
     group: str
@@ -100,3 +113,6 @@ class Turn(NamedTuple):
     answer: str
     combination: Combination
     steps: tuple[Combination, ...]
+    pending: Pending | None = None
+    results: tuple[str, ...] = ()
+    reply: str = ""

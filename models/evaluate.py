@@ -6,6 +6,7 @@ the answers.
 """
 
 import argparse
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,8 @@ from typing import Final, NamedTuple
 from models.conversations import Message
 from models.merge_adapter import write_merged
 from models.rewordings import ADAPTERS, REWORDINGS, Rewording, reworded
-from models.splits import Prompt, held_out
+from models.sentences import is_right, kind_of_expected, read_sentences
+from models.splits import Prompt, held_out, held_out_with_tools
 
 MAX_TOKENS: Final = 320
 
@@ -74,6 +76,8 @@ def reworded_prompt(prompt: Prompt, rewording: Rewording) -> Prompt:
 
 
 def _through_daemon(prompts: Sequence[Prompt], threads: int, adapter: str) -> list[str]:
+    if any(prompt.tools for prompt in prompts):
+        raise SystemExit("prompts with tools need --folder")
     from hearth_client import Client  # noqa: PLC0415 - one of two ways to get answers
 
     def answer(messages: list[Message]) -> str:
@@ -86,34 +90,65 @@ def _through_daemon(prompts: Sequence[Prompt], threads: int, adapter: str) -> li
     return ask_all(prompts, answer, threads)
 
 
-def _in_process(prompts: Sequence[Prompt], folder: Path, adapter: str) -> list[str]:
+def _in_process(prompts: Sequence[Prompt], folder: Path, adapter: Path | None) -> list[str]:
     from models.folder import answers  # noqa: PLC0415 - it needs torch
 
     with tempfile.TemporaryDirectory() as scratch:
         if adapter:
-            write_merged(folder, ADAPTERS / adapter, Path(scratch) / "merged")
+            write_merged(folder, adapter, Path(scratch) / "merged")
             folder = Path(scratch) / "merged"
-        return answers(folder, [prompt.messages for prompt in prompts], MAX_TOKENS)
+        chats = [(prompt.messages, prompt.tools) for prompt in prompts]
+        return answers(folder, chats, MAX_TOKENS)
+
+
+def _ask_sentences(flags: argparse.Namespace) -> None:
+    sentences = read_sentences(flags.sentences)[:: flags.every]
+    prompts = [
+        Prompt(kind_of_expected(one.expect), one.messages, json.dumps(one.expect), one.tools)
+        for one in sentences
+    ]
+    if flags.folder:
+        answers = _in_process(prompts, flags.folder, None)
+    else:
+        answers = _through_daemon(prompts, flags.threads, "")
+    found = [
+        (prompt, answer, is_right(answer, one.expect))
+        for prompt, answer, one in zip(prompts, answers, sentences, strict=True)
+    ]
+    if flags.wrong:
+        missed = [(prompt, answer) for prompt, answer, right in found if not right]
+        print(wrong(*zip(*missed, strict=True)) if missed else "none is wrong")
+    print(report(score(prompts, [p.expected if right else "" for p, _, right in found])))
 
 
 def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="load this folder instead of asking the daemon")
+    parser.add_argument("--sentences", type=Path, help="ask those of a file: models/sentences.py")
+    parser.add_argument("--tools", action="store_true", help="ask prompts with tools, by --folder")
+    parser.add_argument("--adapters", type=Path, default=ADAPTERS, help="the adapters' folder")
     parser.add_argument("--adapter", choices=list(REWORDINGS), default="")
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--every", type=int, help="ask only every so-many-th prompt", default=1)
     parser.add_argument("--wrong", action="store_true", help="print the wrong answers")
-    return parser.parse_args()
+    flags = parser.parse_args()
+    if flags.tools and not flags.folder:
+        parser.error("--tools needs --folder")
+    return flags
 
 
 def main() -> None:
     """Print the scores, and the wrong answers if asked for."""
     flags = _flags()
-    prompts = held_out()[:: flags.every]
+    if flags.sentences:
+        _ask_sentences(flags)
+        return
+    prompts = (held_out_with_tools() if flags.tools else held_out())[:: flags.every]
     if flags.adapter:
         prompts = [reworded_prompt(one, REWORDINGS[flags.adapter]) for one in prompts]
     if flags.folder:
-        answers = _in_process(prompts, flags.folder, flags.adapter)
+        adapter = flags.adapters / flags.adapter if flags.adapter else None
+        answers = _in_process(prompts, flags.folder, adapter)
     else:
         answers = _through_daemon(prompts, flags.threads, flags.adapter)
     if flags.wrong:

@@ -13,14 +13,50 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 from models.conversations import Message
 from models.stream import END, END_OF_TEXT, START, VOCABULARY
 
-TEMPLATE: Final = (
-    "{%- for message in messages -%}\n"
-    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}\n"
-    "{%- endfor -%}\n"
-    "{%- if add_generation_prompt -%}\n"
-    "{{- '<|im_start|>assistant\\n' -}}\n"
-    "{%- endif -%}\n"
-)
+TEMPLATE: Final = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\n' -}}
+{%- if messages and messages[0]['role'] == 'system' -%}
+{{- messages[0]['content'] + '\\n\\n' -}}
+{%- endif -%}
+{{- '# Tools\\n<tools>' -}}
+{%- for tool in tools -%}
+{{- '\\n' + (tool | tojson) -}}
+{%- endfor -%}
+{{- '\\n</tools><|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'system' and tools and loop.first -%}
+{%- elif message['role'] == 'tool' -%}
+{%- if loop.first or messages[loop.index0 - 1]['role'] != 'tool' -%}
+{{- '<|im_start|>user' -}}
+{%- endif -%}
+{{- '\\n<tool_response>\\n' + message['content'] + '\\n</tool_response>' -}}
+{%- if loop.last or messages[loop.index0 + 1]['role'] != 'tool' -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- else -%}
+{{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') -}}
+{%- for call in message['tool_calls'] or [] -%}
+{%- set function = call['function'] or call -%}
+{%- if message['content'] or not loop.first -%}
+{{- '\\n' -}}
+{%- endif -%}
+{{- '<tool_call>\\n{"name": "' + function['name'] + '", "arguments": ' -}}
+{%- if function['arguments'] is string -%}
+{{- function['arguments'] -}}
+{%- else -%}
+{{- function['arguments'] | tojson -}}
+{%- endif -%}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
 CONFIG: Final[dict[str, Any]] = {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
@@ -66,8 +102,10 @@ TOKENIZER: Final[dict[str, Any]] = {
 }
 
 
-def new_model() -> Qwen3ForCausalLM:
-    """Return the untrained model."""
+def new_model(start: Path | None = None) -> Qwen3ForCausalLM:
+    """Return the untrained model, or that of a folder in float32."""
+    if start is not None:
+        return Qwen3ForCausalLM.from_pretrained(start, dtype=torch.float32)
     known = {"architectures", "model_type", "torch_dtype"}
     fields = {key: value for key, value in CONFIG.items() if key not in known}
     return Qwen3ForCausalLM(Qwen3Config(**fields))
@@ -97,15 +135,23 @@ ROWS: Final = 100
 
 
 def answers(
-    folder: Path, chats: Sequence[list[Message]], max_tokens: int, rows: int = ROWS
+    folder: Path,
+    chats: Sequence[tuple[list[Message], Sequence[str]]],
+    max_tokens: int,
+    rows: int = ROWS,
 ) -> list[str]:
-    """Return the answer to each chat, computed in float32, so many rows at once."""
+    """Return the answer to each chat with its tools, in float32, so many rows at once."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     texts = [
-        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-        for chat in chats
+        tokenizer.apply_chat_template(
+            chat,
+            [json.loads(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for chat, tools in chats
     ]
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     found: dict[int, str] = {}

@@ -1,9 +1,23 @@
 """Pools of values for the slots of intents."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from models.domain import Draw, Pool, likely
-from models.vocabulary import DAYS, GROCERIES, ITEMS, MONTHS, PLACES, PLURALS, ROOMS, compose_word
+from models.vocabulary import (
+    DAYS,
+    GROCERIES,
+    ITEMS,
+    MONTHS,
+    OWN,
+    PEOPLE,
+    PLACES,
+    PLURALS,
+    ROOMS,
+    SEVERAL,
+    compose_word,
+    kind_of,
+)
 
 SWITCHED = (
     "light",
@@ -16,20 +30,29 @@ SWITCHED = (
     "camera",
     "oven",
     "sprinkler",
+    "washer",
+    "thermostat",
 )
 
 
-def of_kind(*kinds: str) -> Pool:
-    """Return a pool of the home's devices of these kinds (of any kind if none is named)."""
+@dataclass(frozen=True)
+class Devices:
+    """A pool of the home's devices of these kinds (of any kind if none is named)."""
 
-    def pick(draw: Draw) -> str | None:
+    kinds: tuple[str, ...]
+
+    def __call__(self, draw: Draw) -> str | None:
+        """Return the name of one of them."""
         context = draw.context
-        names = [d.name for d in context.devices if not kinds or d.kind in kinds]
+        names = [d.name for d in context.devices if not self.kinds or d.kind in self.kinds]
         if context.last in names and likely(draw.rng, 0.3):  # so that "it" comes up
             return context.last
         return draw.rng.choice(names) if names else None
 
-    return pick
+
+def of_kind(*kinds: str) -> Devices:
+    """Return a pool of the home's devices of these kinds (of any kind if none is named)."""
+    return Devices(kinds)
 
 
 def one_of(words: Sequence[str]) -> Pool:
@@ -66,7 +89,7 @@ def item(draw: Draw) -> str:
     """Return a thing, now and then a made-up one."""
     if likely(draw.rng, 0.2):
         return f"{compose_word(draw.rng)} {draw.rng.choice(ITEMS).split()[-1]}"
-    return draw.rng.choice(ITEMS)
+    return draw.rng.choice(GROCERIES if likely(draw.rng, 0.15) else ITEMS)
 
 
 def grocery(draw: Draw) -> str:
@@ -79,6 +102,8 @@ def grocery(draw: Draw) -> str:
 def place(draw: Draw) -> str:
     """Return a place, now and then one with a made-up word."""
     where = draw.rng.choice(PLACES)
+    if likely(draw.rng, 0.25):
+        return f"{draw.rng.choice(('in', 'in', 'next to', 'behind'))} the {draw.rng.choice(ROOMS)}"
     if likely(draw.rng, 0.15):
         head, _, tail = where.rpartition(" ")
         return f"{head} {compose_word(draw.rng)} {tail}"
@@ -102,6 +127,53 @@ def kinds_word(draw: Draw) -> str:
     if likely(draw.rng, 0.9) and draw.context.devices:
         return PLURALS[draw.rng.choice(draw.context.devices).kind]
     return draw.rng.choice(list(PLURALS.values()))
+
+
+def plural(*kinds: str) -> Pool:
+    """Return a pool of words for several devices of one of these kinds, mostly a listed one."""
+
+    def pick(draw: Draw) -> str:
+        listed = [d.kind for d in draw.context.devices if d.kind in kinds]
+        kind = draw.rng.choice(listed if listed and likely(draw.rng, 0.9) else kinds)
+        return draw.rng.choice([word for word in SEVERAL if kind_of(word) == kind])
+
+    return pick
+
+
+def untouched_of(kind: str) -> Pool:
+    """Return a pool of listed devices of a kind that no command of this conversation changed."""
+
+    def pick(draw: Draw) -> str | None:
+        context = draw.context
+        names = [d.name for d in context.devices if d.kind == kind]
+        names = [name for name in names if name not in context.touched]
+        return draw.rng.choice(names) if names else None
+
+    return pick
+
+
+def own_subject(draw: Draw) -> str:
+    """Return something of the user's own that he tells, now and then a made-up thing."""
+    if likely(draw.rng, 0.2):
+        return f"{draw.rng.choice(ITEMS)} number"
+    return draw.rng.choice((*OWN, "phone number", "room number", "locker number", "car plate"))
+
+
+def own_value(draw: Draw) -> str:
+    """Return what may be so of the user's thing that is spoken of."""
+    rng, subject = draw.rng, draw.slots["subject"]
+    if subject in OWN:
+        return (
+            rng.choice(OWN[subject]).capitalize() if likely(rng, 0.3) else rng.choice(OWN[subject])
+        )
+    return compose_word(rng).capitalize() if likely(rng, 0.5) else code(draw)
+
+
+def own_name(draw: Draw) -> str:
+    """Return a first name, now and then a made-up one."""
+    if likely(draw.rng, 0.5):
+        return compose_word(draw.rng).capitalize()
+    return draw.rng.choice(PEOPLE)
 
 
 def untouched(draw: Draw) -> str | None:

@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from models.domain import Combination, Device, Draw, Intent, Reply
-from models.vocabulary import PLURALS
+from models.domain import Combination, Device, Draw, Intent, Pending, Reply
+from models.vocabulary import PLURALS, kind_of
+from models.wording import may_ask, question
 
 Answer = Callable[[Intent, Draw], Reply]
 Step = dict[str, str]
@@ -35,6 +36,51 @@ def combination_of(step: Mapping[str, str]) -> Combination:
 def action(intent: Intent, draw: Draw) -> Reply:
     """Answer with one JSON action that holds the slots."""
     return Reply(as_json({"action": intent.name, **draw.slots}))
+
+
+def by(name: str, value: str) -> Answer:
+    """Return an answer with an action on the device by an amount that the user left open."""
+
+    def answer(_: Intent, draw: Draw) -> Reply:
+        step = {"action": name, "device": draw.slots["device"], "value": value}
+        return Reply(as_json(step), (combination_of(step),))
+
+    return answer
+
+
+def chosen(name: str, *kinds: str, in_room: bool = True, **fields: str) -> Answer:
+    """Return an answer with an action on the one listed device of these kinds, in a room if told.
+
+    Other slots and `fields` are its fields. Where there are several devices it asks which.
+    """
+
+    def answer(_: Intent, draw: Draw) -> Reply:
+        slots = {key: value for key, value in draw.slots.items() if not (in_room and key == "room")}
+        slots.update(fields)
+        room = draw.slots.get("room") if in_room else None
+        found = [d for d in draw.context.devices if d.kind in kinds and room in {None, d.room}]
+        if not found:
+            return Reply("There is nothing here for that.", empty=True)
+        if len(found) == 1:
+            step = {"action": name, "device": found[0].name, **slots}
+            return Reply(as_json(step), (combination_of(step),))
+        if not may_ask(found):
+            return Reply("")
+        names = tuple(device.name for device in found)
+        return Reply(question(names), pending=Pending(name, slots, names))
+
+    return answer
+
+
+def every(name: str) -> Answer:
+    """Return an answer with one step for each listed device of the kind that a word names."""
+
+    def answer(_: Intent, draw: Draw) -> Reply:
+        kind, room = kind_of(draw.slots["kinds"]), draw.slots.get("room")
+        found = [d for d in draw.context.devices if d.kind == kind and room in {None, d.room}]
+        return _plan([{"action": name, "device": device.name} for device in found])
+
+    return answer
 
 
 def says(template: str) -> Answer:
@@ -139,7 +185,10 @@ def count_room(_: Intent, draw: Draw) -> Reply:
     return Reply(f"There {'is' if count == 1 else 'are'} {count} {noun} in the {room}.")
 
 
-def is_on(_: Intent, draw: Draw) -> Reply:
-    """Answer whether a device is on."""
+_NO: Final = frozenset({"off", "unlocked", "closed"})
+
+
+def is_so(_: Intent, draw: Draw) -> Reply:
+    """Answer whether a device is on, locked or open."""
     device, state = draw.slots["device"], draw.slots["state"]
-    return Reply(f"{'No' if state == 'off' else 'Yes'}, the {device} is {state}.")
+    return Reply(f"{'No' if state in _NO else 'Yes'}, the {device} is {state}.")

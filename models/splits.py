@@ -13,6 +13,7 @@ from models.conversations import (
     Conversation,
     Message,
     Namer,
+    absent_turn,
     any_turn,
     make_turn,
     missing_turn,
@@ -23,14 +24,18 @@ from models.conversations import (
     record,
     seen_name,
     state_fact,
+    unable_turn,
     unseen_name,
+    which_turn,
 )
 from models.domain import Combination, Context, Turn, likely
 from models.intents import INTENTS
+from models.tools import make_kit, tool_turn
 from models.vocabulary import UNSEEN
 
 COMBINATIONS: Final = 1000
 UNSEEN_NAMES: Final = 200
+WITH_TOOLS: Final = 300
 ONE_IN: Final = 8
 ATTEMPTS: Final = 400
 
@@ -50,6 +55,7 @@ class Prompt(NamedTuple):
     group: str
     messages: list[Message]
     expected: str
+    tools: tuple[str, ...] = ()
 
 
 def is_held_out(combination: Combination) -> bool:
@@ -70,9 +76,47 @@ def held_out() -> list[Prompt]:
     return [*_by_combination(Random(0)), *_by_name(Random(1))]
 
 
+def held_out_with_tools() -> list[Prompt]:
+    """Return 300 prompts with tools: calls with held-out values, and answers to their results."""
+    rng = Random(2)
+    return [_with_tools(rng) for _ in range(WITH_TOOLS)]
+
+
+def _with_tools(rng: Random) -> Prompt:
+    while True:
+        kit = make_kit(rng)
+        devices = random_home(rng, rng.randrange(2, 9), seen_name)
+        context = Context(devices, listed=likely(rng, 0.6))
+        system = random_system(rng, context)
+        before: list[Turn] = []
+        wanted = rng.randrange(3)
+        for _ in range(ATTEMPTS):
+            turn = tool_turn(rng, kit, context, _any)
+            if turn is None:
+                continue
+            if len(before) < wanted and in_training(turn):
+                record(turn, context)
+                before.append(turn)
+            elif len(before) == wanted and is_held_out(turn.combination):
+                return _asked(rng, Conversation(system, (*before, turn), kit.lines()))
+
+
+def _any(_: Turn) -> bool:
+    return True
+
+
+def _asked(rng: Random, conversation: Conversation) -> Prompt:
+    chat, turn = conversation.messages(), conversation.turns[-1]
+    group = "tools" if turn.results else "no tool"
+    if turn.results and likely(rng, 0.7):
+        return Prompt(group, chat[: -2 - len(turn.results)], turn.answer, conversation.tools)
+    group = "results" if turn.results else group
+    return Prompt(group, chat[:-1], chat[-1]["content"], conversation.tools)
+
+
 def _by_combination(rng: Random) -> list[Prompt]:
     makers = [Maker(partial(make_turn, i), i.recalls) for i in INTENTS if i.group != "talk"]
-    makers += [Maker(pair_turn), Maker(missing_turn)]
+    makers += map(Maker, (pair_turn, missing_turn, absent_turn, unable_turn, which_turn))
     prompts = _prompts(rng, makers, seen_name, lambda turn: is_held_out(turn.combination))
     return list(islice(prompts, COMBINATIONS))
 

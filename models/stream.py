@@ -1,7 +1,9 @@
 """The tokenizer, and an endless seeded stream of training batches, made while the model trains."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
@@ -12,6 +14,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from models.conversations import Conversation, random_conversation, render
 from models.domain import Turn, likely
 from models.splits import in_training
+from models.tools import tool_conversation
 from models.vocabulary import ROOMS
 
 END_OF_TEXT: Final = "<|endoftext|>"
@@ -19,6 +22,12 @@ START: Final = "<|im_start|>"
 END: Final = "<|im_end|>"
 VOCABULARY: Final = 1024
 CONVERSATIONS: Final = 4000
+# Plain tokens for tools and reasoning take the places of bytes that no UTF-8 text has.
+MARKERS: Final = {
+    "<tool_call>": "õ", "</tool_call>": "ö", "<tool_response>": "÷", "</tool_response>": "ø",
+    "<think>": "ù", "</think>": "ú",
+}  # fmt: skip
+_WITH_TOOLS: Final = 0.28
 
 # A space is no part of a word, so that a name copied from the list into JSON keeps its tokens.
 _PIECES: Final = r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+"
@@ -28,8 +37,23 @@ def training_text(seed: int) -> Iterator[str]:
     """Yield the text of training conversations, without special tokens."""
     rng = Random(seed)
     for _ in range(CONVERSATIONS):
-        text = render(random_conversation(rng, in_training).messages())
-        yield text.replace(START, "").replace(END, "")
+        text = text_of(training_conversation(rng))
+        for token in (START, END, *MARKERS):
+            text = text.replace(token, "")
+        yield text
+
+
+def with_tokens(tokenizer: Tokenizer, places: Mapping[str, str], *, special: bool) -> Tokenizer:
+    """Return the tokenizer with further tokens in the places of these bytes, so all ids stay."""
+    tree = json.loads(tokenizer.to_str())
+    vocabulary = tree["model"]["vocab"]
+    for token, byte in places.items():
+        vocabulary[token] = vocabulary.pop(byte)
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        added = {"id": vocabulary[token], "content": token, **flags, "special": special}
+        tree["added_tokens"].append(added)
+    tree["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
+    return Tokenizer.from_str(json.dumps(tree))
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
@@ -49,7 +73,7 @@ def train_tokenizer(seed: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(training_text(seed), trainer)
-    return tokenizer
+    return with_tokens(tokenizer, MARKERS, special=False)
 
 
 MAX_TOKENS: Final = 2048
@@ -57,9 +81,9 @@ POOL: Final = 512
 ROUND: Final = 32
 
 # What is soon learned is thinned out: to find the devices of a room takes the longest.
-_OF_A_ROOM: Final = 1.0
-_OF_THE_HOME: Final = 0.6
-_OTHERS: Final = 0.3
+_OF_A_ROOM: Final = 0.9
+_OF_THE_HOME: Final = 0.5
+_OTHERS: Final = 0.5
 _NAMELESS: Final = 0.2
 
 Tokens = npt.NDArray[np.int64]
@@ -70,6 +94,13 @@ class Batch(NamedTuple):
 
     ids: Tokens
     answers: npt.NDArray[np.bool_]
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a folder, with the markers that it may not have yet."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    places = {token: byte for token, byte in MARKERS.items() if not tokenizer.token_to_id(token)}
+    return with_tokens(tokenizer, places, special=False)
 
 
 def answer_mask(ids: Tokens, tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
@@ -90,7 +121,9 @@ def _share(turn: Turn) -> float:
     subject = turn.combination.device
     if not subject:
         return _NAMELESS
-    if turn.group not in {"questions", "scenes"}:
+    if turn.group in {"refusals", "which"}:
+        return _OF_THE_HOME
+    if turn.group not in {"questions", "scenes", "everyday"}:
         return _OTHERS
     return _OF_A_ROOM if subject in ROOMS else _OF_THE_HOME
 
@@ -101,11 +134,19 @@ def _kept(rng: Random, turn: Turn) -> bool:
 
 def training_conversation(rng: Random) -> Conversation:
     """Return a conversation without held-out combinations, mostly about the list of devices."""
-    return random_conversation(rng, partial(_kept, rng))
+    kept = partial(_kept, rng)
+    if likely(rng, _WITH_TOOLS):
+        return tool_conversation(rng, kept, in_training)
+    return random_conversation(rng, kept)
+
+
+def text_of(conversation: Conversation) -> str:
+    """Return the text of a conversation."""
+    return render(conversation.messages(), conversation.tools)
 
 
 def _pool(rng: Random, tokenizer: Tokenizer) -> list[Tokens]:
-    texts = [render(training_conversation(rng).messages()) for _ in range(POOL)]
+    texts = [text_of(training_conversation(rng)) for _ in range(POOL)]
     rows = [np.array(code.ids, dtype=np.int64) for code in tokenizer.encode_batch(texts)]
     return sorted((row for row in rows if len(row) <= MAX_TOKENS), key=len)
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers import Qwen3ForCausalLM
 
 from models.folder import new_model, write_folder
-from models.stream import Batch, batches, train_tokenizer
+from models.stream import Batch, batches, read_tokenizer, train_tokenizer
 
 WARMUP: Final = 0.03
 
@@ -185,10 +185,10 @@ def _prepare_gpu(model: Qwen3ForCausalLM) -> None:
         layer.compile(dynamic=True)
 
 
-def train(settings: Settings, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
-    """Return a model trained from scratch."""
+def train(settings: Settings, tokenizer: Tokenizer, start: Path | None = None) -> Qwen3ForCausalLM:
+    """Return a model trained from scratch, or from the weights of a folder."""
     torch.manual_seed(settings.seed)
-    model = new_model().to(settings.device)
+    model = new_model(start).to(settings.device).train()
     if settings.device == "cuda":
         _prepare_gpu(model)
     optimizer = optimizer_of(model, settings.rate, 0.1)
@@ -205,10 +205,13 @@ def train(settings: Settings, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
 
 def main() -> None:
     """Train the tokenizer and the model, and write the model folder."""
-    settings = settings_of(training_flags(__doc__, DEFAULTS).parse_args(), DEFAULTS)
+    parser = training_flags(__doc__, DEFAULTS)
+    parser.add_argument("--start", type=Path, help="go on from a folder, with its tokenizer")
+    flags = parser.parse_args()
+    settings = settings_of(flags, DEFAULTS)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    tokenizer = train_tokenizer(settings.seed)
-    model = train(settings, tokenizer)
+    tokenizer = read_tokenizer(flags.start) if flags.start else train_tokenizer(settings.seed)
+    model = train(settings, tokenizer, flags.start)
     write_folder(settings.out, model, tokenizer)
 
 

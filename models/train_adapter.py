@@ -62,7 +62,7 @@ def write_adapter(out: Path, adapters: dict[str, LoRALinear], config: dict[str, 
     out.mkdir(parents=True, exist_ok=True)
     (out / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     weights = {
-        f"{PREFIX}{name}.{part}.weight": getattr(adapter, part).detach().to(torch.bfloat16)
+        f"{PREFIX}{name}.{part}.weight": getattr(adapter, part).detach().to("cpu", torch.bfloat16)
         for name, adapter in adapters.items()
         for part in ("lora_A", "lora_B")
     }
@@ -89,22 +89,31 @@ def rate_at(step: int, steps: int, rate: float) -> float:
 
 
 def train(
-    rewording: Rewording, steps: int, rate: float, seed: int, start: Path | None = None
+    rewording: Rewording,
+    steps: int,
+    rate: float,
+    seed: int,
+    start: Path | None = None,
+    *,
+    base: Path = BASE,
+    device: str = "cpu",
 ) -> dict[str, LoRALinear]:
-    """Return an adapter of the shipped model that rewords its actions; `start` is what it was."""
+    """Return an adapter of a model that rewords its actions; `start` is what it was."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     adapters = attach(model, RANK, ALPHA, TARGETS)
     if start is not None:
         read_matrices(start, adapters)
+    model.to(device)
     learned = [matrix for matrix in model.parameters() if matrix.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
-    tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     began = time.monotonic()
     for step, batch in enumerate(islice(adapter_batches(tokenizer, rewording, seed), steps)):
         for group in optimizer.param_groups:
             group["lr"] = rate_at(step, steps, rate)
-        loss = loss_of(model, torch.from_numpy(batch.ids), torch.from_numpy(batch.answers))
+        ids, answers = (torch.from_numpy(part).to(device) for part in batch)
+        loss = loss_of(model, ids, answers)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
@@ -124,8 +133,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--rate", type=float, default=6e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--base", type=Path, default=BASE, help="the model that it is for")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     flags = parser.parse_args()
-    adapters = train(REWORDINGS[flags.name], flags.steps, flags.rate, flags.seed, flags.start)
+    rewording, base, device = REWORDINGS[flags.name], flags.base, flags.device
+    asked = (rewording, flags.steps, flags.rate, flags.seed, flags.start)
+    adapters = train(*asked, base=base, device=device)
     config = config_of(BASE.name, RANK, ALPHA, TARGETS)
     write_adapter(flags.out or ADAPTERS / flags.name, adapters, config)
 

@@ -18,6 +18,7 @@ from models.draft import (
     Unrolled,
     anchors_of,
     losses_of,
+    read_draft,
     write_draft,
 )
 from models.train import (
@@ -78,10 +79,15 @@ def _log(taken: Taken, losses: Losses) -> None:
     )
 
 
-def train(settings: Settings, base: Base, tokenizer: Tokenizer, unroll: int) -> Draft:
+def train(
+    settings: Settings, base: Base, tokenizer: Tokenizer, unroll: int, start: Path | None = None
+) -> Draft:
     """Return a draft trained for so many steps or seconds, whichever ends first."""
     torch.manual_seed(settings.seed)
-    draft = new_draft(base, DraftShape())
+    if start is None:
+        draft = new_draft(base, DraftShape())
+    else:
+        draft = read_draft(start).to(settings.device)
     if settings.device == "cuda":
         base.compile()
     optimizer = optimizer_of(draft, settings.rate, 0.01)
@@ -96,6 +102,7 @@ def _flags() -> argparse.Namespace:
     parser = training_flags(__doc__, DEFAULTS)
     parser.add_argument("--base", type=Path, default=Path("models/home"))
     parser.add_argument("--unroll", type=int, default=6, help="tokens drafted in training")
+    parser.add_argument("--start", type=Path, help="the folder of a draft to go on from")
     return parser.parse_args()
 
 
@@ -106,7 +113,7 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer.from_file(str(flags.base / "tokenizer.json"))
     base = Base(flags.base, settings.device)
-    write_draft(settings.out, train(settings, base, tokenizer, flags.unroll))
+    write_draft(settings.out, train(settings, base, tokenizer, flags.unroll, flags.start))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ ITEMS: Final = _words(
     "first aid kit, charger, remote control, water bottle, newspaper, magnifier, hammer, tape,"
     "backpack, camera bag, wallet, guitar, chess set, sewing kit, paint, bucket, broom, rope,"
     "medicine, towel, scarf, tablet, notebook, screwdriver, battery, candle, drill, tent,"
-    "dog leash, car key, bike pump, birthday card, board game, vase, hat, raincoat, suitcase"
+    "dog leash, car key, bike pump, birthday card, board game, vase, hat, raincoat, suitcase,"
+    "keys, glasses, phone, book, scissors, ball, jacket, shoes, gloves, letter, parcel, ring,"
+    "watch, headphones, pen, wine, cake, bag, laptop, mouse, lamp oil, sunglasses, spare bulb"
 )
 PLACES: Final = _words(
     "in the blue box, in the red drawer, on the top shelf, under the stairs, behind the door,"
@@ -44,7 +46,10 @@ PLACES: Final = _words(
     "next to the sink, on the window sill, in the green bag, in the car, at the office,"
     "behind the sofa, in the left drawer, on the piano, in the tool shed, under the desk,"
     "on the bookcase, in the white cabinet, in the laundry basket, by the front door,"
-    "in the cellar, on the workbench, in the glass jar, in the grey suitcase"
+    "in the cellar, on the workbench, in the glass jar, in the grey suitcase, in the fridge,"
+    "in the freezer, in the cupboard, on the counter, in my bag, on my desk, at work, in my coat,"
+    "under the pillow, in the top drawer, by the sofa, on the shelf, at home, behind the tv,"
+    "in the safe, in the oven, on the roof, in the shoe box, next to the bed, in the mail box"
 )
 SURFACES: Final = _words(
     "table, counter, shelf, desk, sofa, floor, tray, workbench, window sill, bed, chair, cart"
@@ -88,11 +93,41 @@ MESSAGES: Final = _words(
 )
 GESTURES: Final = _words("wave, nod, bow, dance, spin, point, shrug, clap, salute, stretch")
 
+SEVERAL: Final[dict[str, str]] = {
+    "lights": "light", "lamps": "light", "plugs": "plug", "fans": "fan", "tvs": "tv",
+    "televisions": "tv", "heaters": "heater", "radiators": "heater", "speakers": "speaker",
+    "blinds": "blind", "curtains": "blind", "shutters": "blind", "shades": "blind",
+    "locks": "lock", "doors": "lock", "humidifiers": "humidifier", "sprinklers": "sprinkler",
+    "cameras": "camera", "robots": "robot", "vacuums": "vacuum", "thermostats": "thermostat",
+}  # fmt: skip
+"""Words for several devices, with their kinds."""
+
+
+def kind_of(word: str) -> str:
+    """Return the kind that a word for several devices names."""
+    return SEVERAL[word]
+
+
+OWN: Final[dict[str, tuple[str, ...]]] = {
+    "favourite colour": COLOURS,
+    "favourite food": DISHES,
+    "favourite music": MUSIC,
+    "favourite drink": _words("mint tea, black coffee, apple juice, cold milk, lemonade, cocoa"),
+    "dentist": PEOPLE, "doctor": PEOPLE, "sister": PEOPLE, "brother": PEOPLE, "wife": PEOPLE,
+    "husband": PEOPLE, "boss": PEOPLE, "teacher": PEOPLE, "neighbour": PEOPLE,
+    "best friend": PEOPLE,
+    "dog": _words("Rex, Bella, Luna, Max, Rocky, Buddy, Daisy, Toby"),
+    "cat": _words("Tiger, Mimi, Felix, Luna, Simba, Ginger, Smokey, Oreo"),
+    "day off": DAYS, "shopping day": DAYS, "car": COLOURS, "size": _words("small, medium, large"),
+}  # fmt: skip
+"""What a user tells of himself, and what it may be."""
+
 PLURALS: Final[dict[str, str]] = {
     "light": "lights", "plug": "plugs", "thermostat": "thermostats", "heater": "heaters",
     "blind": "blinds", "lock": "locks", "speaker": "speakers", "tv": "tvs", "fan": "fans",
     "camera": "cameras", "vacuum": "vacuums", "robot": "robots", "oven": "ovens",
     "washer": "washers", "humidifier": "humidifiers", "sprinkler": "sprinklers",
+    "sensor": "sensors",
 }  # fmt: skip
 
 
@@ -170,6 +205,10 @@ SEEN: Final[dict[str, tuple[str, ...]]] = {
         "lawn sprinkler, front sprinkler, back sprinkler, rose sprinkler, drip line,"
         "greenhouse hose, tomato sprinkler, hedge sprinkler, fountain, pond pump, rain valve"
     ),
+    "sensor": _names(
+        "door sensor, window sensor, smoke sensor, hall sensor, soil sensor, air sensor,"
+        "motion sensor, rain gauge, bath thermometer, freezer sensor, leak sensor, gas meter"
+    ),
 }
 
 UNSEEN: Final[dict[str, tuple[str, ...]]] = {
@@ -189,6 +228,7 @@ UNSEEN: Final[dict[str, tuple[str, ...]]] = {
     "washer": _names("otter washer, niagara dryer, puffin washer"),
     "humidifier": _names("orchid mister, lagoon purifier, fern humidifier"),
     "sprinkler": _names("heron sprinkler, cascade hose, willow sprinkler"),
+    "sensor": _names("sparrow sensor, comet gauge, lantern sensor"),
 }
 
 _COMMON = frozenset(word for names in SEEN.values() for name in names for word in name.split())

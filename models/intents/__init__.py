@@ -3,7 +3,17 @@
 from typing import Final
 
 from models.domain import Intent
-from models.intents import appliances, climate, facts, lights, media, questions, robots, talk
+from models.intents import (
+    appliances,
+    climate,
+    everyday,
+    facts,
+    lights,
+    media,
+    questions,
+    robots,
+    talk,
+)
 
 INTENTS: Final[tuple[Intent, ...]] = (
     *lights.INTENTS,
@@ -11,6 +21,7 @@ INTENTS: Final[tuple[Intent, ...]] = (
     *media.INTENTS,
     *appliances.INTENTS,
     *robots.INTENTS,
+    *everyday.INTENTS,
     *facts.INTENTS,
     *questions.INTENTS,
     *talk.INTENTS,

@@ -170,7 +170,7 @@ def text_score(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer, eve
     prompts = held_out()[::every]
     with TemporaryDirectory() as name:
         write_text_folder(Path(name), inner, tokenizer)
-        found = text_answers(Path(name), [p.messages for p in prompts], MAX_TOKENS, 400)
+        found = text_answers(Path(name), [(p.messages, ()) for p in prompts], MAX_TOKENS, 400)
     right = sum(a.strip() == p.expected for a, p in zip(found, prompts, strict=True))
     return Score(right, len(prompts))
 

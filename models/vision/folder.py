@@ -119,6 +119,18 @@ def load_weights(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
         raise ValueError(f"the weights do not fit: {rest}")
 
 
+def load_tower(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
+    """Put the tower of a folder into the model, and what it learned about the marks of pictures."""
+    weights = {n: w.float() for n, w in load_file(folder / "model.safetensors").items()}
+    tower = {name: w for name, w in weights.items() if name.startswith("model.visual.")}
+    model.load_state_dict(tower, strict=False)
+    table = weights["model.language_model.embed_tokens.weight"]
+    own = model.get_input_embeddings().weight
+    places = [model.config.vision_start_token_id, model.config.vision_end_token_id]
+    with torch.no_grad():
+        own[places] = table[places]
+
+
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 

@@ -1,6 +1,5 @@
 """Conversations about pictures as token ids, with the positions of Qwen3-VL; batches of them."""
 
-import json
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -13,7 +12,7 @@ from tokenizers import Tokenizer
 
 from models.conversations import mixed_names, random_home, random_system
 from models.domain import Context, likely, weighted
-from models.stream import END, START
+from models.stream import END, START, with_tokens
 from models.vision.drawing import CELL, CLASSES, Picture, draw_scene
 from models.vision.questions import Question, question
 from models.vision.scenes import MAKERS, Scene, in_training
@@ -168,15 +167,8 @@ TOKENS: Final = {VISION_START: "ü", VISION_END: "ý", IMAGE: "þ", VIDEO: "ÿ"}
 
 def vision_tokenizer(text: Path) -> Tokenizer:
     """Return the tokenizer of the text model's folder with the four tokens of vision."""
-    tree = json.loads((text / "tokenizer.json").read_text("utf-8"))
-    vocabulary = tree["model"]["vocab"]
-    for token, byte in TOKENS.items():
-        vocabulary[token] = vocabulary.pop(byte)
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        added = {"id": vocabulary[token], "content": token, **flags, "special": True}
-        tree["added_tokens"].append(added)
-    tree["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
-    return Tokenizer.from_str(json.dumps(tree))
+    own = Tokenizer.from_file(str(text / "tokenizer.json"))
+    return with_tokens(own, TOKENS, special=True)
 
 
 SIZES: Final = ((224, 224), (256, 192), (192, 256))  # width and height

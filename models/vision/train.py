@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, multiprocessing, nn
 
 from models.vision.exam import Lack, LastExam, exam, examine
-from models.vision.folder import load_weights, new_model, write_folder
+from models.vision.folder import load_tower, load_weights, new_model, write_folder
 from models.vision.forward import Guide, Reader, picture_losses, text_loss
 from models.vision.questions import held_out_prompts, table
 from models.vision.rows import SIZES, Filler, Shape, vision_tokenizer
@@ -228,6 +228,8 @@ class Training:
         self.model = new_model(flags.text, self.tokenizer)
         if flags.start:
             load_weights(self.model, flags.start)
+        elif flags.tower:
+            load_tower(self.model, flags.tower)
         prompts = held_out_prompts(flags.questions)
         self.exam = exam(self.tokenizer, prompts)
         self._few = exam(self.tokenizer, prompts[:: max(1, flags.questions // _FEW)])
@@ -344,6 +346,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--text", type=Path, default=Path("models/home"), help="the text model")
     parser.add_argument("--start", type=Path, help="a folder of the vision variant to go on from")
+    parser.add_argument("--tower", type=Path, help="a folder of it whose tower alone to go on from")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=8, help="from the start to the last step")
     parser.add_argument("--steps", type=int, default=1_000_000)
