@@ -83,7 +83,7 @@ def build_in_stages(job: MemoryJob, built: Callable[[str], None]) -> None:
         load_onnx_runtime()
     built("context")
     parts = assemble(deployment, folder, EngineOptions(), device, built=built)
-    runtime = LLMInferenceRuntime(*parts[:4], tower=parts.tower, prefix=parts.prefix)
+    runtime = LLMInferenceRuntime(parts)
     runtime.capture(range(1, runtime.max_batch + 1))
     longest = min(runtime.config.max_supported_input_length, runtime.capacity - 1)
     _run(runtime, longest, 1)

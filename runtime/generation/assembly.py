@@ -8,11 +8,12 @@ from msgspec import structs
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.cpu.cpu_device import cpu_instructions
 from hearth.runtime.device.device import BatchSampler, Device, SamplerBuffers
-from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.engine_folder import DRAFT_FOLDER, TOKENIZER_FILE
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.speculative import SpeculativeStrategy
+from hearth.runtime.grammar import GrammarCompiler, available
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
 from hearth.runtime.kv_cache.page_index import PageIndex
@@ -45,6 +46,7 @@ class RuntimeParts(NamedTuple):
     speculation: SpeculativeStrategy | None
     tower: VisionRunner | None = None
     prefix: PrefixCache | None = None
+    grammars: GrammarCompiler | None = None
 
 
 def assemble(
@@ -106,7 +108,9 @@ def assemble(
             speculation = _speculation(deployment, runner, sampler, io, proposer)
         prefix = _prefix_cache(deployment, resources, device, runner, proposer)
         built("prefix cache")
-        return RuntimeParts(runner, device, sampler, speculation, tower, prefix)
+        tokens = config.output_vocab_size, config.eos_token_ids
+        grammars = GrammarCompiler(folder / TOKENIZER_FILE, *tokens) if available() else None
+        return RuntimeParts(runner, device, sampler, speculation, tower, prefix, grammars)
 
 
 def _resources(deployment: DeploymentConfig, folder: Path, device: Device) -> SharedResources:

@@ -13,9 +13,10 @@ from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.in_flight import StepKind
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
+from hearth.runtime.grammar import require
 from hearth.runtime.image_processing.positions import row_positions
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
-from hearth.runtime.request import RowRequest, RowRound, RowToken
+from hearth.runtime.request import RequestOptions, RowRequest, RowRound, RowToken, check_options
 from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
@@ -51,6 +52,31 @@ def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> 
             "max_tokens",
         )
     _check_positions(config, row, needed)
+
+
+def check_offered(
+    options: RequestOptions, config: LLMEngineRunnerConfig, *, speculation: bool, prefix: bool
+) -> None:
+    """Refuse an option that a runtime does not offer, with or without these two parts of it."""
+    if options.speculation and not speculation:
+        what = "this engine runs without speculation: leave it to the daemon"
+        raise HearthError("unsupported_option", what, "speculation")
+    if options.cache == "pin" and not prefix:
+        raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
+    check_options(options, config.output_vocab_size)
+    if options.grammar:
+        require("grammar")
+
+
+def shared_adapter(rows: Sequence[RowRequest], running: str | None) -> str:
+    """Return the adapter of all rows and of those that run, if any; raises `invalid_value`."""
+    adapters = {row.options.adapter for row in rows}
+    if running is not None:
+        adapters.add(running)
+    if len(adapters) > 1:
+        what = "rows that run together share an adapter, or have none"
+        raise HearthError("invalid_value", what, "adapter")
+    return adapters.pop()
 
 
 def _check_prompt(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
@@ -139,6 +165,17 @@ class StepResult(msgspec.Struct):
     cached: dict[int, int] = {}
 
 
+class Grammars(Protocol):
+    """Compiler of grammars, by their text."""
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor that is readable when a grammar is compiled, until the next `ready`."""
+
+    def ready(self, grammar: str) -> bool:
+        """Return False while a grammar is being compiled; raises where it cannot be."""
+
+
 class BatchRuntime(Protocol):
     """Interface of a runtime to its loop: admit rows, step while any is active, let rows leave.
 
@@ -206,12 +243,9 @@ class BatchRuntime(Protocol):
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
 
-    def ready(self, row: RowRequest) -> bool:
-        """Return False while a row's grammar is being compiled; raises where it cannot be."""
-
     @property
-    def descriptors(self) -> Sequence[int]:
-        """Descriptors of which one is readable when a row may be `ready`."""
+    def grammars(self) -> Grammars | None:
+        """Compiler of the grammars of rows; None for rows without."""
 
     def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         """Take rows, all or none, and give their numbers; raises naming the field at fault."""

@@ -8,15 +8,20 @@ from pathlib import Path
 
 from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner, RowState, all_left
 from hearth.runtime.config import LLMEngineRunnerConfig
-from hearth.runtime.device.device import BatchSampler, Device
+from hearth.runtime.device.device import Device
 from hearth.runtime.device.open import open_device
-from hearth.runtime.engine_folder import TOKENIZER_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions, GraphCounters
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.generation.answer_check import AnswerCheck, AnswerReport
-from hearth.runtime.generation.assembly import assemble
-from hearth.runtime.generation.batch_runtime import StepResult, check_row, failed_chunk
+from hearth.runtime.generation.assembly import RuntimeParts, assemble
+from hearth.runtime.generation.batch_runtime import (
+    StepResult,
+    check_offered,
+    check_row,
+    failed_chunk,
+    shared_adapter,
+)
 from hearth.runtime.generation.budget import fit_deployment
 from hearth.runtime.generation.completion import complete
 from hearth.runtime.generation.deployment import DeploymentConfig, load_engines
@@ -27,10 +32,10 @@ from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.generation.step_times import StageMetrics, StepTimes
 from hearth.runtime.generation.vanilla import VanillaStrategy
 from hearth.runtime.generation.vision_scheduler import TowerWork, VisionBudget, VisionScheduler
-from hearth.runtime.grammar import GrammarCompiler, GrammarMatcher, available, require
+from hearth.runtime.grammar import GrammarMatcher
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
-from hearth.runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
+from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 from hearth.runtime.loading import Told, nobody
 from hearth.runtime.lora.adapter import Adapter
 from hearth.runtime.lora.stored import load_all
@@ -41,9 +46,8 @@ from hearth.runtime.request import (
     GenerationResponse,
     RowRequest,
     RowToken,
-    check_options,
 )
-from hearth.runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
+from hearth.runtime.runner.engine_runner import PromptGraphs
 from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from hearth.runtime.tensors.profiles import captured_widths, decode_batches
@@ -62,29 +66,20 @@ class LLMInferenceRuntime:
     takes effect a step later, and the token that was sampled too many is dropped.
     """
 
-    def __init__(
-        self,
-        runner: LLMEngineRunner,
-        device: Device,
-        sampler: BatchSampler,
-        speculation: SpeculativeStrategy | None = None,
-        *,
-        tower: VisionRunner | None = None,
-        prefix: PrefixCache | None = None,
-        grammars: GrammarCompiler | None = None,
-        prefill_budget: float = 1.0,
-    ) -> None:
+    def __init__(self, parts: RuntimeParts, prefill_budget: float = 1.0) -> None:
+        runner, sampler, speculation = parts.runner, parts.sampler, parts.speculation
         self.chosen = ""
         """Reason for a smaller batch and capacity than exported without an option; else ""."""
         self.memory: dict[str, int] = {}
         self.refused_adapters: dict[str, HearthError] = {}
         """Errors of adapters that could not be loaded with the engine, by name."""
+        self.grammars = parts.grammars
+        """Compiler of the grammars of rows; None for rows without."""
         self._runner = runner
-        self._device = device
+        self._device = parts.device
         self._vanilla = VanillaStrategy(runner, sampler)
         self._speculation = speculation
-        self._prefix = prefix
-        self._grammars = grammars
+        self._prefix = parts.prefix
         owners: list[RowOwner] = [*runner.row_owners, sampler]
         room = 1
         if speculation is not None:
@@ -101,7 +96,7 @@ class LLMInferenceRuntime:
             captured_widths(config),
         )
         budget = VisionBudget(prefill_budget, times)
-        self._vision = VisionScheduler(tower, device, budget, runner.multimodal_metrics)
+        self._vision = VisionScheduler(parts.tower, parts.device, budget, runner.multimodal_metrics)
         self._in_flight: deque[AnyStep] = deque()
         self._decode_next = False
 
@@ -145,23 +140,11 @@ class LLMInferenceRuntime:
         embeddings: EmbeddingStore | None = None,
     ) -> "LLMInferenceRuntime":
         """Build a runtime over a checked folder; it owns `device`, opened when none is given."""
-        config = deployment.base
-        device = open_device(config.device) if device is None else device
+        device = open_device(deployment.base.device) if device is None else device
         with undoing() as undo:
             undo.callback(device.close)
             parts = assemble(deployment, folder, options, device, embeddings=embeddings)
-            budget = deployment.prefill_budget
-            grammars = None
-            if available():
-                tokens = config.output_vocab_size, config.eos_token_ids
-                grammars = GrammarCompiler(folder / TOKENIZER_FILE, *tokens)
-            runtime = cls(
-                *parts[:4],
-                tower=parts.tower,
-                prefix=parts.prefix,
-                grammars=grammars,
-                prefill_budget=budget,
-            )
+            runtime = cls(parts, deployment.prefill_budget)
         runtime.chosen, runtime.memory = deployment.chosen, predict_memory(deployment).device
         return runtime
 
@@ -357,30 +340,14 @@ class LLMInferenceRuntime:
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
-        options = row.options
         check_row(self.config, row, self.capacity)
-        if options.speculation and self._speculation is None:
-            what = "this engine runs without speculation: leave it to the daemon"
-            raise HearthError("unsupported_option", what, "speculation")
-        if options.cache == "pin" and self._prefix is None:
-            raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
-        self._runner.get_lora_weights_digest(options.adapter)
-        check_options(options, self.config.output_vocab_size)
-        if options.grammar:
-            require("grammar")
-
-    def ready(self, row: RowRequest) -> bool:
-        """Return True if a row that is served has no grammar that is still being compiled.
-
-        Raises `grammar_invalid` where a grammar cannot be.
-        """
-        grammar, compiler = row.options.grammar, self._grammars
-        return not grammar or compiler is None or compiler.ready(grammar)
-
-    @property
-    def descriptors(self) -> list[int]:
-        """Descriptors of which one is readable when a grammar is compiled, until it is `ready`."""
-        return [] if self._grammars is None else [self._grammars.descriptor]
+        check_offered(
+            row.options,
+            self.config,
+            speculation=self._speculation is not None,
+            prefix=self._prefix is not None,
+        )
+        self._runner.get_lora_weights_digest(row.options.adapter)
 
     def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.
@@ -394,14 +361,9 @@ class LLMInferenceRuntime:
             raise HearthError("invalid_value", what, "rows")
         for row in rows:
             self.check(row)
-        adapters = {row.options.adapter for row in rows}
-        if self._context.any_live:
-            adapters.add(self.adapter)
-        if len(adapters) > 1:
-            what = "rows that run together share an adapter, or have none"
-            raise HearthError("invalid_value", what, "adapter")
+        adapter = shared_adapter(rows, self.adapter if self._context.any_live else None)
         matchers = [self._matcher(row) for row in rows]
-        self._runner.switch_lora_weights(*adapters)
+        self._runner.switch_lora_weights(adapter)
         if self._prefix is not None:
             for row in rows:
                 if row.options.cache == "pin":
@@ -486,8 +448,8 @@ class LLMInferenceRuntime:
                     closing.callback(self._speculation.proposer.close)
                 if self.tower is not None:
                     closing.callback(self.tower.close)
-                if self._grammars is not None:
-                    closing.callback(self._grammars.close)
+                if self.grammars is not None:
+                    closing.callback(self.grammars.close)
                 if self._prefix is not None:
                     # First of all, while the memory is there.
                     closing.callback(self._prefix.close)
@@ -498,9 +460,9 @@ class LLMInferenceRuntime:
     def _matcher(self, row: RowRequest) -> GrammarMatcher | None:
         """Return a matcher behind the tokens that a row has generated; None for no grammar."""
         grammar = row.options.grammar
-        if not grammar or self._grammars is None:
+        if not grammar or self.grammars is None:
             return None
-        return self._grammars.matcher(grammar, row.token_ids[row.prompt_length :])
+        return self.grammars.matcher(grammar, row.token_ids[row.prompt_length :])
 
     def _clear(self, what: str) -> None:
         """Let rows that ended leave their places; raises `internal` where one is active."""
@@ -582,9 +544,6 @@ class LLMInferenceRuntime:
             if speculation is not None and step.kind == "verify":
                 tokens = speculation.collect(step)
             else:
-                if step.unpicked:
-                    # The steps before it failed, or were of rows that left.
-                    self._vanilla.pick(step)
                 tokens = self._vanilla.collect(step)
         except HearthError as error:
             if step.kind != "prefill":

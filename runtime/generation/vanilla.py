@@ -88,6 +88,9 @@ class VanillaStrategy:
 
     def collect(self, step: InFlightStep[PendingSamples]) -> list[RowToken]:
         """Wait for the tokens and hand them to their rows; rows that left report nothing."""
+        if step.unpicked:
+            # The steps before it failed, or were of rows that left.
+            self.pick(step)
         samples = step.event.result()
         return [
             report

@@ -130,11 +130,13 @@ class GrammarCompiler:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def ready(self, grammar: str) -> bool:
-        """Return True if a grammar is compiled; else it is being compiled, or soon will be.
+        """Return True if a grammar is compiled, or none; else it soon will be.
 
         Raises `grammar_invalid` where that failed, `unsupported_option` where the model's tokenizer
         is none that grammars can be compiled for.
         """
+        if not grammar:
+            return True
         with suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
         for text in [text for text, job in self._pending.items() if job.done()]:

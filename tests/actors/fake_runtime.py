@@ -18,6 +18,17 @@ from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
+class FakeGrammars:
+    def __init__(self, descriptor: int = -1) -> None:
+        self.descriptor = descriptor
+        self.compiling: set[str] = set()
+
+    def ready(self, grammar: str) -> bool:
+        if grammar == "bad":
+            raise HearthError("grammar_invalid", "it has an error", "grammar")
+        return grammar not in self.compiling
+
+
 class FakeRuntime:
     """Rows of tokens 100, 101, ...; a prefill step is of all rows that have no token yet.
 
@@ -54,8 +65,7 @@ class FakeRuntime:
         self.graphs: dict[str, GraphCounters] = {}
         self.device_free: int | None = None
         self.queue_by = 0.0
-        self.compiling: set[str] = set()
-        self.descriptors: list[int] = []
+        self.grammars: FakeGrammars | None = None
         self.pictures: list[TowerWork] = []
         self._joining: list[int] = []
         self._placed: dict[int, float] = {}
@@ -78,11 +88,6 @@ class FakeRuntime:
             raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
         if row.options.adapter and row.options.adapter not in self.adapters:
             raise HearthError("adapter_unknown", "there is no such adapter", "adapter")
-
-    def ready(self, row: RowRequest) -> bool:
-        if row.options.grammar == "bad":
-            raise HearthError("grammar_invalid", "it has an error", "grammar")
-        return row.options.grammar not in self.compiling
 
     def load_adapter(self, name: str, source: Path) -> None:
         if not source.name:

@@ -33,7 +33,7 @@ from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from tests.actors.executor.harness import Harness, open_harness, rids_of
-from tests.actors.fake_runtime import FakeRuntime
+from tests.actors.fake_runtime import FakeGrammars, FakeRuntime
 from tests.actors.mailboxes import next_mail
 from tests.runtime.vision.tower_config import config_of
 
@@ -103,14 +103,15 @@ def test_a_row_waits_without_a_place_for_its_grammar_and_keeps_nobody_back(
     harness: Harness, runtime: FakeRuntime
 ) -> None:
     compiled = os.eventfd(0)
-    runtime.compiling, runtime.descriptors = {"slow"}, [compiled]
+    runtime.grammars = FakeGrammars(compiled)
+    runtime.grammars.compiling = {"slow"}
     held = row(7, 2)
     held[1].options = structs.replace(held[1].options, grammar="slow")
     harness.offer(held, row(8, 2))
     harness.start()
     harness.finish(8)
     assert harness.placed == [[8]]
-    runtime.compiling = set()
+    runtime.grammars.compiling = set()
     os.eventfd_write(compiled, 1)
     harness.finish(7)
     assert harness.placed == [[8], [7]]
@@ -120,6 +121,7 @@ def test_a_row_waits_without_a_place_for_its_grammar_and_keeps_nobody_back(
 def test_a_row_whose_grammar_cannot_be_compiled_fails_alone(
     harness: Harness, runtime: FakeRuntime
 ) -> None:
+    runtime.grammars = FakeGrammars()
     bad = row(7, 2)
     bad[1].options = structs.replace(bad[1].options, grammar="bad")
     harness.offer(bad, row(8, 2))

@@ -95,7 +95,7 @@ def invalid(tokenizer: Tokenizer, replies: Replies, names: list[str]) -> list[st
         assert tokens[-1].error is None, name
         if tokens[-1].finish == "length":
             # What follows the grammar to its last token may be replayed.
-            compiler = replies.runtime._grammars
+            compiler = replies.runtime.grammars
             assert compiler is not None
             compiler.matcher(asked.options.grammar, ids)
         elif ids[-1] not in ENDS or not is_valid(tokenizer.decode(ids[:-1]), SCHEMAS[name]):

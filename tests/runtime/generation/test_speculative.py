@@ -96,12 +96,11 @@ def make(
     device = CpuDevice()
     device.steps_ahead = steps_ahead
     parts = assemble(DeploymentConfig(config, "lookup"), Path(), EngineOptions(), device)
-    runner, _, sampler, built, *_ = parts
-    assert built is not None
-    trees: TreeBuffers = built._trees
+    assert parts.speculation is not None
+    trees: TreeBuffers = parts.speculation._trees
     proposer = OracleProposer(device.tree_ops, hits)
-    strategy = SpeculativeStrategy(runner, sampler, trees, proposer, policy)
-    return LLMInferenceRuntime(runner, device, sampler, strategy), proposer
+    strategy = SpeculativeStrategy(parts.runner, parts.sampler, trees, proposer, policy)
+    return LLMInferenceRuntime(parts._replace(speculation=strategy)), proposer
 
 
 def row(token_ids: list[int], max_tokens: int, *, speculation: bool | None = None) -> RowRequest:
@@ -447,7 +446,7 @@ def test_a_rejected_node_spoils_no_text(folder: Path, poisoned: set[int]) -> Non
     proposer = PoisonedProposer(device, known, poisoned)
     trees = parts.speculation._trees
     strategy = SpeculativeStrategy(parts.runner, parts.sampler, trees, proposer, None)
-    runtime = LLMInferenceRuntime(parts.runner, device, parts.sampler, strategy)
+    runtime = LLMInferenceRuntime(parts._replace(speculation=strategy))
     with closing(runtime):
         for _ in range(2):
             assert texts(runtime) == known

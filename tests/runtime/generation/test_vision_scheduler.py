@@ -31,7 +31,7 @@ def make(ahead: int, budget: float = 1.0) -> tuple[LLMInferenceRuntime, FakeTowe
     config = simulated_config(max_batch=4, capacity=64)
     parts = assemble(DeploymentConfig(config), Path(), EngineOptions(), device)
     tower, engine = fake_runner(TOWER)
-    return LLMInferenceRuntime(*parts[:4], tower=tower, prefill_budget=budget), engine
+    return LLMInferenceRuntime(parts._replace(tower=tower), budget), engine
 
 
 def work(number: int, *grid: int) -> TowerWork:
@@ -150,7 +150,7 @@ def test_without_a_tower_none_runs() -> None:
     device = CpuDevice()
     parts = assemble(DeploymentConfig(simulated_config()), Path(), EngineOptions(), device)
     with pytest.raises(HearthError) as caught:
-        LLMInferenceRuntime(*parts[:4]).run_tower(work(1, 1, 4, 4))
+        LLMInferenceRuntime(parts).run_tower(work(1, 1, 4, 4))
     assert caught.value.code == "internal"
 
 

@@ -76,7 +76,7 @@ def _watched(
         return sizes
 
     proposer.propose = watch  # type: ignore[method-assign] # a spy
-    return LLMInferenceRuntime(*parts[:4]), planted
+    return LLMInferenceRuntime(parts), planted
 
 
 def _paths(ids: Sequence[int], parents: Sequence[int]) -> set[Path_]:
