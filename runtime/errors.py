@@ -10,6 +10,7 @@ Code = Literal[
     "prompt_too_long",
     "capacity_exceeded",
     "cache_full",
+    "grammar_invalid",
     "image_invalid",
     "image_too_large",
     "image_timeout",

@@ -23,6 +23,7 @@ Need = Literal[
     "cuda13",
     "tensorrt_rtx",
     "tensorrt_lean",
+    "grammar",
     "traces",
 ]
 _PACKAGES: dict[Need, tuple[str, ...]] = {
@@ -32,6 +33,7 @@ _PACKAGES: dict[Need, tuple[str, ...]] = {
     "cuda13": ("cuda-bindings==13.*", "nvidia-cuda-nvrtc==13.*"),
     "tensorrt_rtx": ("tensorrt-rtx-cu13-bindings>=1.7", "tensorrt-rtx-cu13-libs>=1.7"),
     "tensorrt_lean": ("tensorrt-lean-cu13-bindings==10.16.*", "tensorrt-lean-cu13-libs==10.16.*"),
+    "grammar": ("llguidance>=1.9,<2",),
     "traces": ("opentelemetry-exporter-otlp-proto-http>=1.25", "opentelemetry-sdk>=1.25"),
 }
 WHEELS = (f"hearthd-{VERSION}-py3-none-any.whl", f"hearth_client-{VERSION}-py3-none-any.whl")

@@ -24,7 +24,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     tokens reported beside the chosen one; None reports none at all. `speculation` None leaves it to
     the runtime's policy; True is refused where none is possible. `seed` None is 0. `adapter` is
     the name of a LoRA adapter, "" for none. What the prefix cache keeps of requests is shared by
-    those of equal `cache_salt` alone.
+    those of equal `cache_salt` alone. `grammar` is the Lark text that the generated tokens follow,
+    as llguidance takes it; "" for none.
     """
 
     max_tokens: int | None = None
@@ -44,6 +45,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     adapter: str = ""
     cache: CacheUse = "use"
     cache_salt: str = ""
+    grammar: str = ""
 
 
 _BIAS = FloatType(ge=-100.0, le=100.0)

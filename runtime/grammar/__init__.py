@@ -1,0 +1,30 @@
+"""Grammars that hold a reply: checks at admission, and matchers that make token masks.
+
+llguidance does the work. A grammar is its Lark text, in which a JSON schema is a `%json` term.
+Everything that a client may have written is bounded before it is compiled, and errors are in words
+of our own.
+"""
+
+from hearth.runtime.grammar.checks import (
+    MOST_TOOLS,
+    available,
+    check_lark,
+    check_regex,
+    check_schema,
+    check_schemas,
+    json_term,
+    regex_term,
+    require,
+)
+
+__all__ = [
+    "MOST_TOOLS",
+    "available",
+    "check_lark",
+    "check_regex",
+    "check_schema",
+    "check_schemas",
+    "json_term",
+    "regex_term",
+    "require",
+]

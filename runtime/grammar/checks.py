@@ -1,0 +1,269 @@
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from hearth.runtime.errors import HearthError
+from hearth.runtime.packages import pip_install
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+# Of all schemas of a request together, so that compiling takes less than half a second.
+MOST_TOOLS = 128
+"""Schemas that one request may have."""
+MOST_BYTES = 256 << 10
+"""UTF-8 bytes of the schemas of a request as JSON, and of a regex or Lark grammar."""
+MOST_DEPTH = 100
+"""Maps and lists in one another."""
+MOST_PROPERTIES = 512
+"""Entries of `properties` and `patternProperties`."""
+MOST_ENUM_ENTRIES = 4096
+"""Entries of `enum`, `anyOf`, `oneOf` and `allOf`."""
+
+Schema = dict[str, Any] | bool
+"""JSON schema, as decoded."""
+
+_OPTIONS = "x-guidance"
+# Escapes that a name may have in two forms would let a second spelling of a property pass as
+# another one: those of letters and of the slash are not allowed.
+_PINNED = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    "whitespace_pattern": " ",
+    "coerce_one_of": False,
+    "lenient": False,
+    "json_allowed_escapes": '"\\bfnrt',
+    "json_allow_general_unicode_escapes": False,
+}
+_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA = frozenset({"enum", "const", "default", "examples", "example"})
+_ALTERNATIVES = frozenset({"enum", "anyOf", "oneOf", "allOf"})
+
+
+def available() -> bool:
+    """Tell whether the extra `grammar` is installed."""
+    return find_spec("llguidance") is not None
+
+
+def require(field: str) -> None:
+    """Raise `unsupported_option` for `field` where the extra `grammar` is not installed."""
+    if not available():
+        what = f"grammars need llguidance: {pip_install('grammar')}"
+        raise HearthError("unsupported_option", what, field)
+
+
+def json_term(schema: Schema) -> str:
+    """Lark term of a JSON schema with the options that enforce all of it; `{}` is any value."""
+    pinned = schema if isinstance(schema, bool) else {**schema, _OPTIONS: _PINNED}
+    return f"%json {json.dumps(pinned, ensure_ascii=False, separators=(',', ':'))}"
+
+
+def regex_term(pattern: str) -> str:
+    """Lark term of a regex in the syntax of Rust's `regex`, without look-around."""
+    from llguidance import regex_to_lark  # noqa: PLC0415 - an extra
+
+    return f"/{regex_to_lark(pattern, '')}/"
+
+
+def check_schema(schema: Schema, field: str = "schema") -> None:
+    """Refuse a schema that is too large or cannot be enforced; see `check_schemas`."""
+    check_schemas({field: schema})
+
+
+def check_schemas(schemas: Mapping[str, Schema]) -> None:
+    """Refuse schemas by field that together are too large, or of which one cannot be enforced.
+
+    Takes up to half a second, without the lock of the interpreter. Raises `grammar_invalid` with
+    the keyword at fault, and `unsupported_option` without the extra.
+    """
+    if not schemas:
+        return
+    require(next(iter(schemas)))
+    if len(schemas) > MOST_TOOLS:
+        field = list(schemas)[MOST_TOOLS]
+        raise _invalid(f"a request has at most {MOST_TOOLS} schemas", field)
+    size = _Size()
+    for field, schema in schemas.items():
+        size.add(schema, field)
+    for field, schema in schemas.items():
+        _try("start: " + json_term(schema), field)
+
+
+def check_regex(pattern: str, field: str = "regex") -> None:
+    """Refuse a regex that is too large, matches nothing, or has a syntax of its own."""
+    require(field)
+    _check_bytes(pattern, field)
+    _try("start: " + regex_term(pattern), field)
+
+
+def check_lark(text: str, field: str = "lark") -> None:
+    """Refuse a Lark grammar that is too large, matches nothing, or has errors.
+
+    Its `%json` terms are bounded as schemas are. Special tokens are those of the model, which is
+    not known here: a grammar with any is checked when it is compiled.
+    """
+    require(field)
+    _check_bytes(text, field)
+    if text.lstrip().startswith("{"):
+        raise _invalid("a Lark grammar is text with a rule `start`", field)
+    size = _Size()
+    for schema in _json_terms(text):
+        size.add(schema, field)
+    _try(text, field)
+
+
+def parser_limits() -> "LLParserLimits":
+    """Limits of a parser, whose errors are short."""
+    from llguidance import LLParserLimits  # noqa: PLC0415 - an extra
+
+    return LLParserLimits(verbose_errors=False)
+
+
+class _Size:
+    """Counters of what the schemas of a request have together."""
+
+    def __init__(self) -> None:
+        self._bytes = self._properties = self._entries = 0
+
+    def add(self, schema: Any, field: str) -> None:
+        """Count a schema; raises `grammar_invalid` with the first bound that is exceeded."""
+        if not isinstance(schema, (dict, bool)):
+            raise _invalid("a schema is a map, true or false", field)
+        for key, value in _keywords(schema, field):
+            if key == _OPTIONS:
+                raise _invalid(f"the keyword {_OPTIONS} is not for clients", field)
+            if key in ("properties", "patternProperties") and isinstance(value, dict):
+                self._properties += len(value)
+            if key in _ALTERNATIVES and isinstance(value, list):
+                self._entries += len(value)
+            if self._properties > MOST_PROPERTIES:
+                raise _invalid(f"more than {MOST_PROPERTIES} entries of `properties`", field)
+            if self._entries > MOST_ENUM_ENTRIES:
+                raise _invalid(f"more than {MOST_ENUM_ENTRIES} entries of `{key}`", field)
+        try:
+            self._bytes += len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
+        except (TypeError, ValueError):
+            raise _invalid("a schema has no values that JSON has not", field) from None
+        if self._bytes > MOST_BYTES:
+            raise _invalid(f"schemas have at most {MOST_BYTES} bytes", field)
+
+
+def _keywords(schema: Any, field: str) -> Iterator[tuple[str, Any]]:
+    """All keywords of a schema and of those in it, which may be deeper than Python can recurse."""
+    # Names are keys that clients choose, data is no schema.
+    names, data = object(), object()
+    left: list[tuple[Any, int, object]] = [(schema, 1, None)]
+    while left:
+        value, depth, kind = left.pop()
+        if depth > MOST_DEPTH:
+            raise _invalid(f"a schema is at most {MOST_DEPTH} levels deep", field)
+        if isinstance(value, list):
+            left += [(one, depth + 1, kind) for one in value if isinstance(one, (dict, list))]
+        if not isinstance(value, dict):
+            continue
+        for key, inner in value.items():
+            inside: object = kind
+            if kind is None:
+                yield key, inner
+                inside = names if key in _NAMES else data if key in _DATA else None
+            elif kind is names:
+                inside = None
+            if isinstance(inner, (dict, list)):
+                left.append((inner, depth + 1, inside))
+
+
+def _json_terms(text: str) -> Iterator[Schema]:
+    decoder = json.JSONDecoder()
+    for found in re.finditer(r"%json\s*", text):
+        try:
+            schema, _ = decoder.raw_decode(text, found.end())
+        except (ValueError, RecursionError):
+            # In a string or a comment; where it is a term, it is refused with the whole text.
+            continue
+        if isinstance(schema, dict):
+            yield schema
+
+
+def _check_bytes(text: str, field: str) -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise _invalid("text has no lone surrogates", field) from None
+    if size > MOST_BYTES:
+        raise _invalid(f"a grammar has at most {MOST_BYTES} bytes", field)
+
+
+@cache
+def _byte_tokenizer() -> "LLTokenizer":
+    from llguidance import LLTokenizer  # noqa: PLC0415 - an extra
+
+    return LLTokenizer("byte")
+
+
+def _try(grammar: str, field: str) -> None:
+    """Compile a grammar over bytes and make its first mask: only that shows if it matches none."""
+    from llguidance import LLMatcher  # noqa: PLC0415 - an extra
+
+    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=parser_limits())
+    if re.search(_FOREIGN, matcher.get_error()):
+        # Tokens of the model, which bytes have not: all but those can be checked.
+        failed, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+        if failed:
+            raise _invalid(reason_of(told[0]), field)
+    else:
+        check_start(matcher, field)
+
+
+def check_start(matcher: "LLMatcher", field: str) -> None:
+    """Refuse a grammar that has errors, or that begins with no token."""
+    if matcher.is_error():
+        raise _invalid(reason_of(matcher.get_error()), field)
+    mask = int.from_bytes(matcher.compute_bitmask(), "little")
+    if matcher.is_error():
+        raise _invalid(_NOTHING, field)
+    # The end token alone: not a stop, which a grammar may come to behind a special token.
+    if mask & (mask - 1) == 0 and matcher.is_accepting():
+        raise _invalid(_NOTHING, field)
+
+
+_FOREIGN = "unknown special token|Token range end too large"
+_NOTHING = "no reply matches it, or none but an empty one"
+_REASONS = (
+    (r'Unimplemented keys: \[(?P<key>"[^]]*")\]', "the keyword {key} cannot be enforced"),
+    (r"Unknown format: (?P<key>\S{1,40})", "the `format` {key} cannot be enforced"),
+    (r"oneOf constraints", "alternatives of `oneOf` that overlap cannot be enforced: use `anyOf`"),
+    (r"Pointer '(?P<key>[^']{1,80})' does not", "the `$ref` to {key} leads nowhere"),
+    (r"Resource '|Failed to resolve|InvalidUri|invalid reference", "a `$ref` leads nowhere"),
+    (r"look-around", "look-around in a regex cannot be enforced"),
+    (r"regex parse error|invalid regex|backreferences", "a regex or `pattern` has an error"),
+    (r"required property '(?P<key>[^']{1,80})'", "the `required` property {key} cannot be there"),
+    (r"Unsatisfiable schema", "its keywords contradict each other"),
+    (r"too (large|big|complex|many)|[Ll]imit|fuel", "it is too large to be enforced"),
+    (r"Invalid type: (?P<key>\S{1,40})", "the `type` {key} is none"),
+    (r"Expected [^']*'(?P<key>\w{1,40})'", "the keyword `{key}` has a value of another type"),
+    (r": (?P<key>\w{1,40}) must be", "the keyword `{key}` has a value of another type"),
+    (_FOREIGN, "it names a token that the model has not"),
+    (r"^(at )?(?P<key>\d+\(\d+\)):", "it has an error at line and column {key}"),
+)
+
+
+def reason_of(error: str) -> str:
+    """Say why llguidance refuses a grammar, in words of our own, of its `error`."""
+    # Indented lines are the client's own text.
+    told = "\n".join(line for line in error.splitlines() if not line.startswith(" "))
+    for pattern, reason in _REASONS:
+        if found := re.search(pattern, told):
+            return reason.format(**{key: _plain(text) for key, text in found.groupdict().items()})
+    return "it cannot be enforced"
+
+
+def _plain(text: str) -> str:
+    return text.replace('"', "`").replace("(", ":").replace(")", "")
+
+
+def _invalid(reason: str, field: str) -> HearthError:
+    return HearthError("grammar_invalid", f"{field}: {reason}", field)
