@@ -36,7 +36,7 @@ def test_stop_strings_cut_like_the_whole_text(
 ) -> None:
     stream = TextStream(tokenizer, stop)
     found = run(stream, tokenizer.encode(text))
-    assert (found, stream.stopped) == naive(text, stop)
+    assert (found, stream.stop_string) == naive(text, stop)
 
 
 def test_special_tokens_do_not_show(tokenizer: Tokenizer) -> None:
