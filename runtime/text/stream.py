@@ -46,10 +46,8 @@ class IncrementalDecoder:
 
     def flush(self) -> str:
         """Release the held text, with U+FFFD where the tokens end inside a character."""
-        text = self._decode(self._ids)
-        rest = text[len(self._shown) :]
-        self._shown, self._complete = text, len(self._ids)
-        return rest
+        # What ends inside a character would not go on as what was released of it.
+        return self.finish() if self._complete < len(self._ids) else ""
 
     def finish(self) -> str:
         """Return the held text, with U+FFFD where the tokens end inside a character."""

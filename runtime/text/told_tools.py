@@ -83,6 +83,10 @@ def _results_as_text(messages: Sequence[dict[str, Any]], dump: Dump) -> list[dic
             found.append(message)
             told = False
             continue
+        if not isinstance(message["content"], str):
+            found.append({"role": "user", "content": message["content"]})
+            told = False
+            continue
         line = dump({"tool": message["name"], "result": message["content"]})
         if told:
             _add(found[-1], line)

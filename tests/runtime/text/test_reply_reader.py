@@ -265,6 +265,16 @@ def test_an_argument_has_the_type_of_its_schema(raw: str, schema: Any, expected:
     assert typed_json(raw, root, "a") == expected
 
 
+def test_a_mark_may_stand_within_a_character(tokenizer: Tokenizer) -> None:
+    (mark,) = tokenizer.encode_piece("[TOOL_CALLS]")
+    fox = tokenizer.encode_piece("a🦊")
+    reader = ReplyReader(tokenizer, KNOWN_FORMATS["mistral"], (), TOOLS)
+    found = read([*map(reader.push, [*fox[:3], mark, *fox[3:], *fox]), reader.finish()])
+    assert found.text.startswith("a\ufffd")
+    assert found.text.endswith("a🦊")
+    assert "[TOOL_CALLS]" in found.text
+
+
 def test_pieces_of_a_character_wait(tokenizer: Tokenizer) -> None:
     found = read_reply(tokenizer, "<think>🙂</think>🦊", "hermes")
     assert found == Read("🦊", "🙂", [])
