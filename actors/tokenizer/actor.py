@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -47,6 +47,7 @@ from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RowToken
 from hearth.runtime.text import TextStream, Tokenizer
+from hearth.runtime.text.conversation import Conversation, Role, Turn, TurnPart
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
 _SENTENCES = {
@@ -371,13 +372,14 @@ class TokenizerActor:
             encode = partial(self._tokenizer.encode, text, field)
             return await _run(encode, long=len(text) >= _LONG_TEXT), []
         turns, visuals = message.turns or [], message.visuals
+        conversation = Conversation([_turn(one) for one in turns])
         long = _letters(turns) >= _LONG_TEXT
         if not visuals and not any(turn.parts for turn in turns):
-            pairs = [(turn.role, turn.content) for turn in turns]
-            return await _run(lambda: self._tokenizer.encode_chat(pairs), long=long), []
+            encoded = await _run(lambda: self._tokenizer.encode_chat(conversation), long=long)
+            return encoded.ids, []
         if (images := self._images) is None:
             raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
-        prompt = await _run(lambda: images.encode(turns, visuals), long=long)
+        prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
         if isinstance(message, Convert):
             return prompt.ids, []
         digested = _size(message) - _letters(turns)
@@ -486,6 +488,11 @@ def _size(message: Request | Convert) -> int:
         frames = (frame for visual in message.visuals for frame in visual.frames)
         size += sum(frame.slot.size for frame in frames) // _HASHED
     return size
+
+
+def _turn(turn: ChatTurn) -> Turn:
+    parts = [TurnPart(part.kind, part.text) for part in turn.parts]
+    return Turn(cast("Role", turn.role), turn.content, parts)
 
 
 def _letters(turns: Sequence[ChatTurn]) -> int:

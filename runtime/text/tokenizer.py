@@ -1,21 +1,46 @@
 import re
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import tokenizers
 
 from hearth.runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig, load_config
-from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.engine_folder import (
+    RESPONSE_TEMPLATE_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
+)
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.chat_template import (
+    ChatTemplate,
+    dump_json,
+    hidden_json,
+    template_messages,
+    template_tools,
+)
+from hearth.runtime.text.conversation import (
+    Conversation,
+    check_conversation,
+    check_text,
+    has_tools,
+    plain_conversation,
+)
+from hearth.runtime.text.reply_format import OWN_CALLS, ReplyFormat, format_by_name
+from hearth.runtime.text.reply_probe import ReplyProbe
+from hearth.runtime.text.told_tools import tell
 
 # Lone surrogates: no valid text has them, so none can be taken for a piece of a message.
 _STAND_INS = range(0xD800, 0xE000)
 _STAND_IN = re.compile("[\ud800-\udfff]")
+# A stand-in within the text of a list or map by `str`, told from a doubled backslash before a u.
+_SPELLED = re.compile(r"\\\\|\\u(d[89a-f][0-9a-f]{2})")
 
 
 class SpecialText:
@@ -88,6 +113,17 @@ class MarkerEscape:
 
         return _STAND_IN.sub(piece, text)
 
+    def shown(self, text: str) -> str:
+        """`text` as Python spells it in a list or a map, stand-ins kept."""
+        return _SPELLED.sub(lambda m: chr(int(m[1], 16)) if m[1] else m[0], repr(str(text)))
+
+    def respell(self, text: str, spell: Callable[[str], str]) -> str:
+        """`text` with new stand-ins, for what the pieces behind them are by `spell`.
+
+        A piece that stays as it is keeps its stand-in.
+        """
+        return _STAND_IN.sub(lambda match: self.stand_in(spell(self._pieces[match[0]])), text)
+
     def stand_in(self, piece: str) -> str:
         """The character that stands for `piece`, the same every time."""
         if piece not in self._stand_ins:
@@ -153,7 +189,21 @@ class SpecialTokens:
         self._refused = distinct.keys() - {unknown}
         self._written = _as_written(distinct.values())
         self._markers = SpecialText([token.content for token in marks.values()])
-        self._special = SpecialText([marks[number].content for number in self.ids])
+        self._tokens = {
+            token.content: number
+            for number, token in marks.items()
+            if token.special or (token.content[0] == "<" and token.content[-1] == ">")
+        }
+        self._spellings = {number: marks[number].content for number in sorted(self.ids)}
+        self._special = SpecialText(self._spellings.values())
+
+    def found_in(self, text: str) -> dict[int, str]:
+        """The special ones that occur in `text`."""
+        return {number: one for number, one in self._spellings.items() if one in text}
+
+    def tokens_in(self, text: str) -> dict[str, int]:
+        """The special ones, and plain ones like `<name>`, which llguidance takes for special."""
+        return {one: number for one, number in self._tokens.items() if one in text}
 
     def escape(self) -> MarkerEscape:
         """Fresh stand-ins for the markers in the text of one conversation."""
@@ -267,20 +317,28 @@ def check_fit(file: TokenizerFile, config: LLMEngineRunnerConfig) -> None:
 
 
 def open_template(
-    folder: Path, file: TokenizerFile, config: LLMEngineRunnerConfig
+    folder: Path, file: TokenizerFile, config: LLMEngineRunnerConfig, name: str = TEMPLATE_FILE
 ) -> ChatTemplate | None:
-    """The chat template of an engine folder, None where it has none.
+    """The chat template of that name of an engine folder, None where it has none.
 
     Raises `engine_corrupt` naming the file when it cannot be read.
     """
-    path = folder / TEMPLATE_FILE
+    path = folder / name
     if not path.exists():
         return None
     try:
         source = _read(path).decode()
     except UnicodeDecodeError as error:
-        raise _unreadable(TEMPLATE_FILE) from error
-    return ChatTemplate(source, _template_tokens(file, config))
+        raise _unreadable(name) from error
+    return ChatTemplate(source, _template_tokens(file, config), name)
+
+
+def _response_template(folder: Path) -> Any:
+    path = folder / RESPONSE_TEMPLATE_FILE
+    try:
+        return msgspec.json.decode(_read(path)) if path.exists() else None
+    except msgspec.DecodeError as error:
+        raise _unreadable(path.name) from error
 
 
 def _template_tokens(file: TokenizerFile, config: LLMEngineRunnerConfig) -> dict[str, str]:
@@ -312,9 +370,13 @@ def _mismatch(what: str) -> HearthError:
     )
 
 
-Content = str | Sequence[Mapping[str, str]]
-"""Content of a turn: text, or parts of a chat template, maps of `type` and, of text, `text`."""
-_ROLES = frozenset({"system", "user", "assistant"})
+class EncodedChat(NamedTuple):
+    """Token ids of a conversation; `in_reasoning` where the template began to reason by itself."""
+
+    ids: list[int]
+    in_reasoning: bool = False
+
+
 # Decoding in a batch lets other threads run; below this many tokens that costs more than it is.
 _SHORT = 64
 
@@ -323,11 +385,26 @@ class Tokenizer:
     """Text to token ids and back, for one model; safe to use from several threads.
 
     `vocab_size` counts the model's ids: every id below it can be decoded, to nothing where the
-    tokenizer has no text for it.
+    tokenizer has no text for it. `tool_template`, if any, renders conversations with tools,
+    `reply_format` and `response_template` are as in `ReplyProbe.find`, `ends` are the spellings of
+    end tokens.
     """
 
-    def __init__(self, file: TokenizerFile, template: ChatTemplate | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        file: TokenizerFile,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        *,
+        tool_template: ChatTemplate | None = None,
+        reply_format: str = "",
+        response_template: Any = None,
+        ends: Sequence[str] = (),
+    ) -> None:
         self.vocab_size = vocab_size
+        self._tool_template = tool_template or template
+        self._probe = None if self._tool_template is None else ReplyProbe(self._tool_template, ends)
+        self._told = (reply_format, response_template)
         self._library = file.library
         self._size = file.size
         self._template = template
@@ -335,59 +412,104 @@ class Tokenizer:
         self._encoding = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path) -> "Tokenizer":
+    def open(cls, folder: Path, reply_format: str = "") -> "Tokenizer":
         """Read tokenizer and chat template of an engine folder.
 
-        Raises `engine_corrupt` for a file that cannot be read and `tokenizer_mismatch` when the
-        tokenizer does not fit the configuration, both naming the file.
+        `reply_format` names a known format of replies in place of the one that is found. Raises
+        `engine_corrupt` for a file that cannot be read and `tokenizer_mismatch` when the tokenizer
+        does not fit the configuration, both naming the file.
         """
         config = load_config(folder)
         file = TokenizerFile.read(folder)
         check_fit(file, config)
-        return cls(file, open_template(folder, file, config), config.vocab_size)
+        return cls(
+            file,
+            open_template(folder, file, config),
+            config.vocab_size,
+            tool_template=open_template(folder, file, config, TOOL_TEMPLATE_FILE),
+            reply_format=reply_format,
+            response_template=_response_template(folder),
+            ends=[file.library.id_to_token(number) or "" for number in config.eos_token_ids],
+        )
+
+    @cached_property
+    def reply_format(self) -> ReplyFormat:
+        """The form of the model's replies, found out at the first use.
+
+        Raises `invalid_value` for a setting that names no format.
+        """
+        setting, template = self._told
+        if self._probe is None:
+            return format_by_name(setting or "none")
+        return self._probe.find(setting, template)
 
     def encode(self, text: str, field: str = "prompt") -> list[int]:
         """Ids of raw text: special tokens are recognised, and tokenizer.json may add some.
 
         Raises `invalid_value` naming `field` for text that is not valid Unicode.
         """
-        return self._encode(_valid(text, field), special=True, add=True)
+        return self._encode(check_text(text, field), special=True, add=True)
 
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a piece of a prompt: special tokens are recognised, and none are added."""
         return self._encode(text, special=True, add=False)
 
-    def encode_chat(self, turns: Sequence[tuple[str, Content]]) -> list[int]:
-        """Ids of a conversation of (role, content), ready for the model's answer.
+    def encode_pairs(self, turns: Iterable[tuple[str, str]]) -> list[int]:
+        """Ids of a conversation of (role, text) alone; raises as `encode_chat`."""
+        return self.encode_chat(plain_conversation(turns)).ids
 
-        Markers come from the template alone, which puts one for each part that is no text; what the
-        turns spell stays text, but for plain ones in the model's own turns. Raises
-        `unsupported_option` when the model has no chat template, `invalid_value` when the turns do
-        not fit it.
+    def encode_chat(self, conversation: Conversation) -> EncodedChat:
+        """Ids of a conversation, ready for the model's answer.
+
+        Markers come from the template alone, which puts one for each part that is no text; what
+        turns, tools, names and arguments spell stays text, but for plain ones in text of the
+        model's own turns. Raises `unsupported_option` when the model has no chat template,
+        `invalid_value`, with the field, for what `check_conversation` refuses and when the turns
+        do not fit the template.
         """
-        if self._template is None:
-            raise HearthError(
-                "unsupported_option",
-                "this model has no chat template: send a raw prompt",
-                "messages",
-            )
+        check_conversation(conversation)
+        template = self._template_for(conversation)
         escape = self._special.escape()
-        rendered = self._template.render(
-            [
-                {"role": _known_role(role), "content": _hidden(role, content, escape)}
-                for role, content in turns
-            ]
+        tools = [] if conversation.tool_choice == "none" else conversation.tools
+        messages = template_messages(conversation, template, escape)
+        shown_tools = template_tools(tools, escape)
+        if has_tools(conversation) and self._probe is not None:
+            own = self.reply_format.source == "own"
+            form = self.reply_format.calls or OWN_CALLS
+            dump = partial(dump_json, escape=escape)
+            messages = tell(messages, shown_tools, form, self._probe, dump, own=own)
+            shown_tools = shown_tools if self._probe.shows_tools and not own else []
+        rendered = template.render(
+            messages,
+            shown_tools,
+            hidden_json(conversation.variables, escape),
+            escape,
         )
         for torn in (False, True):
             spelled = self._special.spell(rendered, escape, torn=torn)
             ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
             if ids is not None:
-                return ids
+                return EncodedChat(ids, self._opens_reasoning(rendered))
         raise HearthError(
             "invalid_value",
             "a message has text that this model can read only as a marker: leave it out",
             "messages",
         )
+
+    def _opens_reasoning(self, rendered: str) -> bool:
+        # Hidden text is stand-ins, so that no user's text is taken for the mark.
+        mark = self.reply_format.reasoning[0].strip()
+        return mark != "" and rendered.rstrip().endswith(mark)
+
+    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+        template = self._tool_template if has_tools(conversation) else self._template
+        if template is None:
+            raise HearthError(
+                "unsupported_option",
+                "this model has no chat template: send a raw prompt",
+                "messages",
+            )
+        return template
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids, U+FFFD where they end inside a character.
@@ -404,6 +526,14 @@ class Tokenizer:
         if len(known) <= _SHORT:
             return self._library.decode(known, skip_special_tokens=False)
         return self._library.decode_batch([known], skip_special_tokens=False)[0]
+
+    def special_in(self, text: str) -> dict[int, str]:
+        """The special tokens, ids and spellings, that occur in `text`."""
+        return self._special.found_in(text)
+
+    def added_in(self, text: str) -> dict[str, int]:
+        """The tokens that grammars know by id, spellings and ids, that occur in `text`."""
+        return self._special.tokens_in(text)
 
     def has_text(self, token_id: int) -> bool:
         """Return True if an id shows in text: it is not special, and the tokenizer knows it."""
@@ -423,32 +553,3 @@ class Tokenizer:
                 what = "this model's tokenizer fails on this text: leave out white space at markers"
                 raise HearthError("invalid_value", what) from error
         return encoding.ids
-
-
-def _hidden(role: str, content: Content, escape: MarkerEscape) -> str | list[dict[str, str]]:
-    own = role == "assistant"
-    if isinstance(content, str):
-        return escape.hide(_valid(content, "messages"), own=own)
-    return [
-        {**part, "text": escape.hide(_valid(part["text"], "messages"), own=own)}
-        if "text" in part
-        else dict(part)
-        for part in content
-    ]
-
-
-def _known_role(role: str) -> str:
-    # Some templates build special tokens from the role.
-    if role not in _ROLES:
-        raise HearthError("invalid_value", "a role is system, user or assistant", "messages")
-    return role
-
-
-def _valid(text: str, field: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise HearthError(
-            "invalid_value", "text must be valid Unicode, without lone surrogates", field
-        ) from error
-    return text

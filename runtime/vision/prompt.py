@@ -1,16 +1,17 @@
 """A conversation with pictures as token ids."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.raw_frames import rate_of
 from hearth.runtime.image_processing.sizes import layout_of, video_layout
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture
-from hearth.runtime.text.tokenizer import Content, Tokenizer
+from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
+from hearth.runtime.text.tokenizer import EncodedChat, Tokenizer
 from hearth.runtime.vision_config import VisionConfig
 
 Encode = Callable[[str], list[int]]
@@ -64,7 +65,7 @@ def expand(
                 found += piece
                 continue
             first = own[-1].first + own[-1].length if own else 0
-            own.append(msgspec.structs.replace(piece, start=len(found), first=first))
+            own.append(structs.replace(piece, start=len(found), first=first))
             found += [number] * piece.length
     return found, [tuple(own) for own in spans]
 
@@ -141,9 +142,6 @@ def _in_words(number: int) -> str:
     return f"{_ONES[hundreds]} hundred" + (f" and {words}" if rest else "")
 
 
-Turn = tuple[str, Content]
-
-
 class VisionInput(NamedTuple):
     """Picture, or frames of a video with the time of each in seconds, before the layout."""
 
@@ -157,36 +155,41 @@ class VisionInput(NamedTuple):
         return video_layout(self.pictures, self.times, config, most_tokens)
 
 
-def encode_turns(
+def encode_conversation(
     tokenizer: Tokenizer,
-    turns: Sequence[Turn],
+    conversation: Conversation,
     vision_inputs: Sequence[VisionInput],
     layouts: Sequence[ImageLayout],
     config: VisionConfig,
-) -> tuple[list[int], list[tuple[ImageSpan, ...]]]:
+) -> tuple[EncodedChat, list[tuple[ImageSpan, ...]]]:
     """Token ids of a conversation and the spans of each of its images and videos.
 
-    Parts of type `image` and `video` are `vision_inputs` with `layouts`, in that order. Raises as
+    Parts of kind `image` and `video` are `vision_inputs` with `layouts`, in that order. Raises as
     `Tokenizer.encode_chat` and `expand`.
     """
     if config.family == "idefics3":
         waiting = iter(zip(vision_inputs, layouts, strict=True))
-        turns = [(role, _without_videos(content, waiting)) for role, content in turns]
+        turns = [_without_videos(turn, waiting) for turn in conversation.turns]
+        conversation = structs.replace(conversation, turns=turns)
     times = [one.times for one in vision_inputs]
-    return expand(tokenizer.encode_chat(turns), layouts, config, tokenizer.encode_piece, times)
+    chat = tokenizer.encode_chat(conversation)
+    ids, spans = expand(chat.ids, layouts, config, tokenizer.encode_piece, times)
+    return chat._replace(ids=ids), spans
 
 
-def _without_videos(
-    content: Content, waiting: Iterator[tuple[VisionInput, ImageLayout]]
-) -> Content:
-    """The content with the pictures of its videos in their place."""
-    if isinstance(content, str):
-        return content
-    found: list[Mapping[str, str]] = []
-    for part in content:
-        if part["type"] == "text":
+def _without_videos(turn: Turn, waiting: Iterator[tuple[VisionInput, ImageLayout]]) -> Turn:
+    """The turn with the pictures of its videos in their place."""
+    found: list[TurnPart] = []
+    for part in turn.parts:
+        if part.kind == "text":
             found.append(part)
             continue
         vision_inputs, layout = next(waiting)
-        found += video_parts(layout, vision_inputs.times) if part["type"] == "video" else [part]
-    return found
+        if part.kind == "image":
+            found.append(part)
+            continue
+        pieces = video_parts(layout, vision_inputs.times)
+        found += [
+            TurnPart("text", one["text"]) if "text" in one else TurnPart("image") for one in pieces
+        ]
+    return structs.replace(turn, parts=found)
