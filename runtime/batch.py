@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from itertools import chain, repeat
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -325,16 +326,20 @@ class DecodingInferenceContext:
                 return False
         return True
 
-    def admit(self, requests: Iterable[RowRequest]) -> list[int]:
+    def admit(
+        self, requests: Iterable[RowRequest], matchers: Iterable[GrammarMatcher | None] = ()
+    ) -> list[int]:
         """Take rows, which get their places by the next `arrange`; gives their numbers.
 
-        Numbers count on from 0, and start again where no row is live.
+        Numbers count on from 0, and start again where no row is live. `matchers` are those of the
+        rows, if any has one.
         """
         if not self.any_live:
             self._next, self._by_number = 0, {}
         first = self._next
-        for request in requests:
+        for request, matcher in zip(requests, chain(matchers, repeat(None)), strict=False):
             row = DecodingRow(self._next, request, self.capacity, self._end_tokens)
+            row.matcher = matcher
             self._by_number[row.number] = row
             self._coming.append(row)
             self._next += 1

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -8,11 +8,12 @@ from msgspec import structs
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.cpu.cpu_device import cpu_instructions
 from hearth.runtime.device.device import BatchSampler, Device, SamplerBuffers
-from hearth.runtime.engine_folder import DRAFT_FOLDER
+from hearth.runtime.engine_folder import DRAFT_FOLDER, TOKENIZER_FILE
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.speculative import SpeculativeStrategy
+from hearth.runtime.grammar import GrammarCompiler, available
 from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
@@ -49,6 +50,12 @@ class RuntimeParts(NamedTuple):
     speculation: SpeculativeStrategy | None
     tower: VisionRunner | None = None
     prefix: PrefixCache | None = None
+    grammars: GrammarCompiler | None = None
+
+    @property
+    def owned(self) -> dict[str, Any]:
+        """The parts that a runtime need not have, by name."""
+        return {"tower": self.tower, "prefix": self.prefix, "grammars": self.grammars}
 
 
 def assemble(
@@ -110,7 +117,17 @@ def assemble(
             speculation = _speculation(deployment, runner, sampler, io, proposer)
         prefix = _prefix_cache(deployment, resources, device, runner, proposer)
         built("prefix cache")
-        return RuntimeParts(runner, device, sampler, speculation, tower, prefix)
+        return RuntimeParts(
+            runner, device, sampler, speculation, tower, prefix, _grammars(config, folder)
+        )
+
+
+def _grammars(config: LLMEngineRunnerConfig, folder: Path) -> GrammarCompiler | None:
+    """Compiler of grammars, where the extra for them is installed."""
+    if not available():
+        return None
+    path = folder / TOKENIZER_FILE
+    return GrammarCompiler(path, config.output_vocab_size, config.eos_token_ids)
 
 
 def _resources(deployment: DeploymentConfig, folder: Path, device: Device) -> SharedResources:

@@ -20,10 +20,18 @@ from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
-def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> None:
+def check_row(
+    config: LLMEngineRunnerConfig,
+    row: RowRequest,
+    capacity: int,
+    *,
+    speculates: bool = False,
+    pins: bool = False,
+) -> None:
     """Refuse a row that cannot be served to its end; the error names the field.
 
-    `capacity` counts the tokens that a row holds.
+    `capacity` counts the tokens that a row holds. A runtime `speculates`, and `pins` prompts in a
+    prefix cache, or refuses rows that ask for it.
     """
     _check_prompt(config, row)
     if row.images:
@@ -51,6 +59,11 @@ def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> 
             "max_tokens",
         )
     _check_positions(config, row, needed)
+    if row.options.speculation and not speculates:
+        what = "this engine runs without speculation: leave it to the daemon"
+        raise HearthError("unsupported_option", what, "speculation")
+    if row.options.cache == "pin" and not pins:
+        raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
 
 
 def _check_prompt(config: LLMEngineRunnerConfig, row: RowRequest) -> None:
@@ -244,3 +257,9 @@ def failed_chunk(rows: Sequence[DecodingRow], started: float, error: Exception) 
         raise error
     tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
     return StepResult("prefill", tokens, started, time.monotonic(), failure=error)
+
+
+def reused(rows: Sequence[DecodingRow], tokens: Sequence[RowToken]) -> dict[int, int]:
+    """Number of tokens from the prefix cache, by row number, of rows that begin."""
+    begun = {token.row for token in tokens if token.error is None}
+    return {row.number: row.reused for row in rows if row.reused and row.number in begun}

@@ -9,14 +9,13 @@ from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import BatchSampler, Device
 from hearth.runtime.device.open import open_device
-from hearth.runtime.engine_folder import TOKENIZER_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.answer_check import AnswerCheck, AnswerReport
 from hearth.runtime.generation.assembly import assemble
-from hearth.runtime.generation.batch_runtime import StepResult, check_row, failed_chunk
+from hearth.runtime.generation.batch_runtime import StepResult, check_row, failed_chunk, reused
 from hearth.runtime.generation.budget import fit_deployment
 from hearth.runtime.generation.completion import complete
 from hearth.runtime.generation.deployment import DeploymentConfig, load_engines
@@ -27,7 +26,7 @@ from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.generation.step_times import StageMetrics, StepTimes
 from hearth.runtime.generation.vanilla import VanillaStrategy
 from hearth.runtime.generation.vision_scheduler import TowerWork, VisionBudget, VisionScheduler
-from hearth.runtime.grammar import GrammarCompiler, GrammarMatcher, available, require
+from hearth.runtime.grammar import GrammarCompiler, GrammarMatcher, require
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
 from hearth.runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
@@ -150,18 +149,7 @@ class LLMInferenceRuntime:
         with undoing() as undo:
             undo.callback(device.close)
             parts = assemble(deployment, folder, options, device, embeddings=embeddings)
-            budget = deployment.prefill_budget
-            grammars = None
-            if available():
-                tokens = config.output_vocab_size, config.eos_token_ids
-                grammars = GrammarCompiler(folder / TOKENIZER_FILE, *tokens)
-            runtime = cls(
-                *parts[:4],
-                tower=parts.tower,
-                prefix=parts.prefix,
-                grammars=grammars,
-                prefill_budget=budget,
-            )
+            runtime = cls(*parts[:4], **parts.owned, prefill_budget=deployment.prefill_budget)
         runtime.chosen, runtime.memory = deployment.chosen, predict_memory(deployment).device
         return runtime
 
@@ -304,11 +292,7 @@ class LLMInferenceRuntime:
             told("capturing", done / (len(kinds) * len(sizes) + 1))
         self._runner.capture_prefill_graphs()
         told("capturing", 1.0)
-        return [
-            f"{one.failed_captures} steps are not captured: {one.failure}"
-            for one in self.graphs.values()
-            if one.failed_captures
-        ]
+        return [one.reason for one in self.graphs.values() if one.failed_captures]
 
     def check_answer(self, answer: KnownAnswer) -> AnswerReport:
         """Force the engine through a known answer while no row is active.
@@ -357,23 +341,15 @@ class LLMInferenceRuntime:
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
-        options = row.options
-        check_row(self.config, row, self.capacity)
-        if options.speculation and self._speculation is None:
-            what = "this engine runs without speculation: leave it to the daemon"
-            raise HearthError("unsupported_option", what, "speculation")
-        if options.cache == "pin" and self._prefix is None:
-            raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
-        self._runner.get_lora_weights_digest(options.adapter)
-        check_options(options, self.config.output_vocab_size)
-        if options.grammar:
+        speculates, pins = self._speculation is not None, self._prefix is not None
+        check_row(self.config, row, self.capacity, speculates=speculates, pins=pins)
+        self._runner.get_lora_weights_digest(row.options.adapter)
+        check_options(row.options, self.config.output_vocab_size)
+        if row.options.grammar:
             require("grammar")
 
     def ready(self, row: RowRequest) -> bool:
-        """Return True if a row that is served has no grammar that is still being compiled.
-
-        Raises `grammar_invalid` where a grammar cannot be.
-        """
+        """Return False while a row's grammar is being compiled; `grammar_invalid` if it cannot."""
         grammar, compiler = row.options.grammar, self._grammars
         return not grammar or compiler is None or compiler.ready(grammar)
 
@@ -405,10 +381,7 @@ class LLMInferenceRuntime:
             for row in rows:
                 if row.options.cache == "pin":
                     self._prefix.pin(row)
-        numbers = self._context.admit(rows)
-        for admitted, matcher in zip(self._context.coming[-len(rows) :], matchers, strict=True):
-            admitted.matcher = matcher
-        return numbers
+        return self._context.admit(rows, matchers)
 
     def run_tower(self, work: TowerWork) -> None:
         """Take a picture for the tower, within the budget of prefill where rows decode.
@@ -502,18 +475,19 @@ class LLMInferenceRuntime:
         """Let rows that ended leave their places; raises `internal` where one is active."""
         if self.active:
             raise HearthError("internal", f"{what} while no row is active")
-        self._drop_verify()
+        if self._speculation is not None:
+            self._speculation.drop(self._in_flight)
         self._arrange()
         self._in_flight.clear()
 
     def _next(self) -> StepKind | None:
         """Kind of the step to queue next, once all rows have their places; None for no step."""
         context, in_flight, speculation = self._context, self._in_flight, self._speculation
-        if in_flight and in_flight[0].kind == "verify":
+        if speculation is not None and in_flight and in_flight[0].kind == "verify":
             if not all_left(in_flight[0].rows):
                 # Its tokens decide what is next.
                 return None
-            self._drop_verify()
+            speculation.drop(in_flight)
         if len(in_flight) > self._device.steps_ahead or (in_flight and in_flight[-1].unpicked):
             return None
         if not context.stays:
@@ -594,7 +568,7 @@ class LLMInferenceRuntime:
         if speculation is not None and step.kind == "verify":
             self._verify_ahead(speculation, step.rows)
         began, ended = self._record(step, tokens)
-        cached = _reused(step.rows, tokens) if step.kind == "prefill" else {}
+        cached = reused(step.rows, tokens) if step.kind == "prefill" else {}
         return StepResult(step.kind, tokens, began, ended, step.rounds, cached=cached)
 
     def _record(self, step: AnyStep, tokens: Sequence[RowToken]) -> tuple[float, float]:
@@ -622,23 +596,3 @@ class LLMInferenceRuntime:
         except Exception as error:  # noqa: BLE001 - collected tokens are reported first
             failed = InFlightStep("verify", rows, None, time.monotonic(), 0.0, error=error)
             self._in_flight.append(failed)
-
-    def _drop_verify(self) -> None:
-        """End a verify step whose rows have all left; its end is not known, so nothing counts.
-
-        One that could not be queued is not reported, unless the device is lost.
-        """
-        in_flight, speculation = self._in_flight, self._speculation
-        if speculation is None or not in_flight or in_flight[0].kind != "verify":
-            return
-        step = in_flight.popleft()
-        if step.error is None:
-            speculation.collect(step)
-        elif isinstance(step.error, HearthError) and step.error.code == "device_lost":
-            raise step.error
-
-
-def _reused(rows: Sequence[DecodingRow], tokens: Sequence[RowToken]) -> dict[int, int]:
-    """Number of tokens from the prefix cache, by row number, of rows that begin."""
-    begun = {token.row for token in tokens if token.error is None}
-    return {row.number: row.reused for row in rows if row.reused and row.number in begun}
