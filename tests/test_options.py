@@ -28,7 +28,7 @@ OTHERS = {
     "cache": {
         "actors/executor/actor.py",
         "daemon/door/requests.py",
-        "runtime/generation/seating.py",
+        "runtime/generation/batch_runtime.py",
     },
     "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},

@@ -168,6 +168,11 @@ class GraphCounters(msgspec.Struct):
     misses: int = 0
     fallbacks: int = 0
 
+    @property
+    def reason(self) -> str:
+        """Sentence about the captures that failed."""
+        return f"{self.failed_captures} steps are not captured: {self.failure}"
+
 
 class GraphCache:
     """Captured graphs by binding hash; a graph is used only when its whole snapshot agrees.

@@ -13,18 +13,25 @@ from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.in_flight import StepKind
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
-from hearth.runtime.grammar import require
 from hearth.runtime.image_processing.positions import row_positions
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
-from hearth.runtime.request import RequestOptions, RowRequest, RowRound, RowToken, check_options
+from hearth.runtime.request import RowRequest, RowRound, RowToken
 from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
-def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> None:
+def check_row(
+    config: LLMEngineRunnerConfig,
+    row: RowRequest,
+    capacity: int,
+    *,
+    speculates: bool = False,
+    pins: bool = False,
+) -> None:
     """Refuse a row that cannot be served to its end; the error names the field.
 
-    `capacity` counts the tokens that a row holds.
+    `capacity` counts the tokens that a row holds. A runtime `speculates`, and `pins` prompts in a
+    prefix cache, or refuses rows that ask for it.
     """
     _check_prompt(config, row)
     if row.images:
@@ -52,20 +59,11 @@ def check_row(config: LLMEngineRunnerConfig, row: RowRequest, capacity: int) -> 
             "max_tokens",
         )
     _check_positions(config, row, needed)
-
-
-def check_offered(
-    options: RequestOptions, config: LLMEngineRunnerConfig, *, speculation: bool, prefix: bool
-) -> None:
-    """Refuse an option that a runtime does not offer, with or without these two parts of it."""
-    if options.speculation and not speculation:
+    if row.options.speculation and not speculates:
         what = "this engine runs without speculation: leave it to the daemon"
         raise HearthError("unsupported_option", what, "speculation")
-    if options.cache == "pin" and not prefix:
+    if row.options.cache == "pin" and not pins:
         raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
-    check_options(options, config.output_vocab_size)
-    if options.grammar:
-        require("grammar")
 
 
 def shared_adapter(rows: Sequence[RowRequest], running: str | None) -> str:
@@ -282,3 +280,9 @@ def failed_chunk(rows: Sequence[DecodingRow], started: float, error: Exception) 
         raise error
     tokens = [row.fail(error.code) for row in rows if row.state is RowState.LIVE]
     return StepResult("prefill", tokens, started, time.monotonic(), failure=error)
+
+
+def reused(rows: Sequence[DecodingRow], tokens: Sequence[RowToken]) -> dict[int, int]:
+    """Number of tokens from the prefix cache, by row number, of rows that begin."""
+    begun = {token.row for token in tokens if token.error is None}
+    return {row.number: row.reused for row in rows if row.reused and row.number in begun}

@@ -17,7 +17,6 @@ from hearth.runtime.generation.answer_check import AnswerCheck, AnswerReport
 from hearth.runtime.generation.assembly import RuntimeParts, assemble
 from hearth.runtime.generation.batch_runtime import (
     StepResult,
-    check_offered,
     check_row,
     failed_chunk,
     shared_adapter,
@@ -32,7 +31,7 @@ from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.generation.step_times import StageMetrics, StepTimes
 from hearth.runtime.generation.vanilla import VanillaStrategy
 from hearth.runtime.generation.vision_scheduler import TowerWork, VisionBudget, VisionScheduler
-from hearth.runtime.grammar import GrammarMatcher
+from hearth.runtime.grammar import GrammarMatcher, require
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
@@ -46,6 +45,7 @@ from hearth.runtime.request import (
     GenerationResponse,
     RowRequest,
     RowToken,
+    check_options,
 )
 from hearth.runtime.runner.engine_runner import PromptGraphs
 from hearth.runtime.runner.image_merge import MultimodalMetrics
@@ -287,11 +287,7 @@ class LLMInferenceRuntime:
             told("capturing", done / (len(kinds) * len(sizes) + 1))
         self._runner.capture_prefill_graphs()
         told("capturing", 1.0)
-        return [
-            f"{one.failed_captures} steps are not captured: {one.failure}"
-            for one in self.graphs.values()
-            if one.failed_captures
-        ]
+        return [one.reason for one in self.graphs.values() if one.failed_captures]
 
     def check_answer(self, answer: KnownAnswer) -> AnswerReport:
         """Force the engine through a known answer while no row is active.
@@ -340,14 +336,12 @@ class LLMInferenceRuntime:
 
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
-        check_row(self.config, row, self.capacity)
-        check_offered(
-            row.options,
-            self.config,
-            speculation=self._speculation is not None,
-            prefix=self._prefix is not None,
-        )
+        speculates, pins = self._speculation is not None, self._prefix is not None
+        check_row(self.config, row, self.capacity, speculates=speculates, pins=pins)
         self._runner.get_lora_weights_digest(row.options.adapter)
+        check_options(row.options, self.config.output_vocab_size)
+        if row.options.grammar:
+            require("grammar")
 
     def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.
@@ -468,18 +462,19 @@ class LLMInferenceRuntime:
         """Let rows that ended leave their places; raises `internal` where one is active."""
         if self.active:
             raise HearthError("internal", f"{what} while no row is active")
-        self._drop_verify()
+        if self._speculation is not None:
+            self._speculation.drop(self._in_flight)
         self._arrange()
         self._in_flight.clear()
 
     def _next(self) -> StepKind | None:
         """Kind of the step to queue next, once all rows have their places; None for no step."""
         context, in_flight, speculation = self._context, self._in_flight, self._speculation
-        if in_flight and in_flight[0].kind == "verify":
+        if speculation is not None and in_flight and in_flight[0].kind == "verify":
             if not all_left(in_flight[0].rows):
                 # Its tokens decide what is next.
                 return None
-            self._drop_verify()
+            speculation.drop(in_flight)
         if len(in_flight) > self._device.steps_ahead or (in_flight and in_flight[-1].unpicked):
             return None
         if not context.stays:
@@ -587,17 +582,3 @@ class LLMInferenceRuntime:
         except Exception as error:  # noqa: BLE001 - collected tokens are reported first
             failed = InFlightStep("verify", rows, None, time.monotonic(), 0.0, error=error)
             self._in_flight.append(failed)
-
-    def _drop_verify(self) -> None:
-        """End a verify step whose rows have all left; its end is not known, so nothing counts.
-
-        One that could not be queued is not reported, unless the device is lost.
-        """
-        in_flight, speculation = self._in_flight, self._speculation
-        if speculation is None or not in_flight or in_flight[0].kind != "verify":
-            return
-        step = in_flight.popleft()
-        if step.error is None:
-            speculation.collect(step)
-        elif isinstance(step.error, HearthError) and step.error.code == "device_lost":
-            raise step.error

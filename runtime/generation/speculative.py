@@ -1,10 +1,12 @@
 import time
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowState
 from hearth.runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
+from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.in_flight import AnyStep, InFlightStep
 from hearth.runtime.request import RowRound, RowToken
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
@@ -112,6 +114,20 @@ class SpeculativeStrategy:
         trees.kept = sum(len(path.nodes) for path in found if path is not None)
         trees.committed = time.monotonic()
         return tokens
+
+    def drop(self, in_flight: deque[AnyStep]) -> None:
+        """End a verify step that is the first of a queue, and whose rows have all left.
+
+        Its end is not known, so nothing counts. One that could not be queued is not reported,
+        unless the device is lost.
+        """
+        if not in_flight or in_flight[0].kind != "verify":
+            return
+        step = in_flight.popleft()
+        if step.error is None:
+            self.collect(step)
+        elif isinstance(step.error, HearthError) and step.error.code == "device_lost":
+            raise step.error
 
     def record(self, step: VerifyStep) -> None:
         """Count a step that was collected, and tell the policy of it.

@@ -304,7 +304,8 @@ def test_tokens_are_told_though_the_next_round_cannot_be_queued(
         return queued[0]
 
     monkeypatch.setattr(strategy, "verify_step", fail)
-    runtime._drop_verify()
+    assert runtime._speculation is not None
+    runtime._speculation.drop(runtime._in_flight)
     known = len(tokens)
     tokens += [token.token_id for token in runtime.step().tokens]
     assert len(tokens) > known
@@ -325,7 +326,8 @@ def test_who_comes_when_a_round_that_failed_has_lost_its_rows_goes_on(
     (number,) = runtime.admit([row([5, 6], 30)])
     for _ in range(2):
         runtime.step()
-    runtime._drop_verify()
+    assert runtime._speculation is not None
+    runtime._speculation.drop(runtime._in_flight)
     queue = strategy.verify_step
     runtime._in_flight.append(queue(runtime._context))
     monkeypatch.setattr(strategy, "verify_step", failing)
