@@ -5,7 +5,7 @@ Times are seconds of the system-wide monotonic clock, so they compare across pro
 Control messages travel on a socket of their own and never wait behind work.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from msgspec import Meta
 from hearth.actors.settings import Level
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import FinishReason, RequestOptions, RowRequest, RowRound, RowToken
+from hearth.runtime.text.conversation import Conversation, ResponseFormat
 
 
 class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
@@ -126,21 +127,6 @@ class RunVisionEncoder(ActorMessage, tag="run_vision_encoder"):
     target: Slot
 
 
-class TurnPart(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of text, or the place of the next visual of its request."""
-
-    kind: Literal["text", "image", "video"]
-    text: str = ""
-
-
-class ChatTurn(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One turn of a conversation: text, or in its place parts where visuals are among it."""
-
-    role: str
-    content: str
-    parts: list[TurnPart] = []
-
-
 Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
@@ -158,8 +144,9 @@ class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
 class Request(ActorMessage, tag="request"):
     """A request for text: its prompt, options for the runtime, priority and deadline.
 
-    The front door gives it either `turns` or a `prompt`, which the tokenizer has replaced by
-    `token_ids` and `images` at `encoded`. Images are encoded once the scheduler has admitted it.
+    The front door gives it either a `chat` or a `prompt`, which the tokenizer has replaced by
+    `token_ids` and `images` at `encoded`, and what `chat` and `response_format` ask of the answer
+    by a grammar of `options`. Images are encoded once the scheduler has admitted it.
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
     `client` take turns with those of others.
@@ -170,8 +157,9 @@ class Request(ActorMessage, tag="request"):
     priority: int = 0
     deadline: Annotated[float, Meta(ge=0.0)] | None = None
     client: int = 0
-    turns: list[ChatTurn] | None = None
+    chat: Conversation | None = None
     prompt: str | None = None
+    response_format: ResponseFormat | None = None
     visuals: list[Visual] = []
     token_ids: list[int] = []
     encoded: float = 0.0
@@ -179,14 +167,14 @@ class Request(ActorMessage, tag="request"):
 
 
 class Convert(ActorMessage, tag="convert"):
-    """Tokenize text or turns, or detokenize ids, outside any generation.
+    """Tokenize text or a conversation, or detokenize ids, outside any generation.
 
     Clients take turns by their numbers `client`.
     """
 
     rid: int
     text: str | None = None
-    turns: list[ChatTurn] | None = None
+    chat: Conversation | None = None
     tokens: list[int] | None = None
     visuals: list[Visual] = []
     client: int = 0

@@ -24,7 +24,6 @@ from hearth.actors.addresses import (
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
     Cancel,
-    ChatTurn,
     ClientGone,
     Convert,
     Converted,
@@ -47,6 +46,7 @@ from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RowToken
 from hearth.runtime.text import TextStream, Tokenizer
+from hearth.runtime.text.conversation import Turn
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
 _SENTENCES = {
@@ -342,8 +342,9 @@ class TokenizerActor:
         encoded = time.monotonic()
         request = structs.replace(
             message,
-            turns=None,
+            chat=None,
             prompt=None,
+            response_format=None,
             visuals=[],
             token_ids=ids,
             encoded=encoded,
@@ -369,7 +370,7 @@ class TokenizerActor:
             field = "prompt" if isinstance(message, Request) else "text"
             encode = partial(self._tokenizer.encode, text, field)
             return await _run(encode, long=len(text) >= _LONG_TEXT), []
-        turns, visuals = message.turns or [], message.visuals
+        turns, visuals = message.chat.turns if message.chat else [], message.visuals
         long = _letters(turns) >= _LONG_TEXT
         if not visuals and not any(turn.parts for turn in turns):
             pairs = [(turn.role, turn.content) for turn in turns]
@@ -478,7 +479,7 @@ def _size(message: Request | Convert) -> int:
     text = message.prompt if isinstance(message, Request) else message.text
     if text is not None:
         return len(text)
-    size = _letters(message.turns or ())
+    size = _letters(message.chat.turns if message.chat else ())
     if isinstance(message, Request):
         # A digest of their bytes is made.
         frames = (frame for visual in message.visuals for frame in visual.frames)
@@ -486,7 +487,7 @@ def _size(message: Request | Convert) -> int:
     return size
 
 
-def _letters(turns: Sequence[ChatTurn]) -> int:
+def _letters(turns: Sequence[Turn]) -> int:
     return sum(len(turn.content) + sum(len(part.text) for part in turn.parts) for turn in turns)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from hearth.actors.arena import Arena
-from hearth.actors.messages import ChatTurn, ImageWork, PromptImage, Visual
+from hearth.actors.messages import ImageWork, PromptImage, Visual
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text import Tokenizer, conversation
 from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
 from hearth.runtime.vision_config import VisionConfig
 
@@ -37,7 +37,9 @@ class PromptImages:
         self._pictures = pictures
         self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
 
-    def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> MultimodalPrompt:
+    def encode(
+        self, turns: Sequence[conversation.Turn], visuals: Sequence[Visual]
+    ) -> MultimodalPrompt:
         """Render and encode a conversation, with its visuals in their order.
 
         Raises HearthError, with the field `images[k]` where visual k is at fault.
@@ -82,7 +84,7 @@ class PromptImages:
         return digest.digest()
 
 
-def _turn(turn: ChatTurn) -> Turn:
+def _turn(turn: conversation.Turn) -> Turn:
     if not turn.parts:
         return turn.role, turn.content
     return turn.role, [

@@ -112,6 +112,7 @@ _EDGE = 0.1
 _OPTIONAL = 0.2
 _ITEMS = 3
 _LARGEST = 9
+_DEPTH = 3
 
 
 class Values:
@@ -134,6 +135,7 @@ class Values:
             inspect.TupleType: lambda kind: [self.of(one) for one in kind.item_types],
             inspect.DictType: self._dict,
             inspect.NoneType: lambda _: None,
+            inspect.AnyType: lambda _: self._tree(_DEPTH),
         }
 
     def of(self, kind: inspect.Type) -> Any:
@@ -165,6 +167,14 @@ class Values:
     def _dict(self, kind: inspect.DictType) -> dict[Any, Any]:
         pairs = range(self._random.randint(0, _ITEMS))
         return {self.of(kind.key_type): self.of(kind.value_type) for _ in pairs}
+
+    def _tree(self, depth: int) -> Any:
+        """A value of JSON, a few levels deep."""
+        if depth == 0 or self._random.random() < 0.5:
+            return self._random.choice((*TEXTS, None, True, -1, 0.5, 1 << 63))
+        parts = [self._tree(depth - 1) for _ in range(self._random.randint(0, _ITEMS))]
+        named = self._random.random() < 0.5
+        return dict(zip(TEXTS, parts, strict=False)) if named else parts
 
     def _struct(self, kind: inspect.StructType) -> Any:
         values: dict[str, Any] = {} if kind.tag_field is None else {kind.tag_field: kind.tag}

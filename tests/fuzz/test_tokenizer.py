@@ -11,6 +11,7 @@ import msgspec
 from hearth.actors import messages as m
 from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.runtime.request import RowToken
+from hearth.runtime.text.conversation import Conversation
 from tests.actors.tokenizer.vision_inputs import IMAGE, VisionInputs, turn
 from tests.fuzz.doors import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
@@ -78,7 +79,7 @@ class House:
         heard = await self.tell(ENCODE(step))
         (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
         assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")
-        asked = m.Request(78, turns=[turn(IMAGE)], visuals=[self.picture])
+        asked = m.Request(78, chat=Conversation([turn(IMAGE)]), visuals=[self.picture])
         (submit,) = await self.tell(ENCODE(asked))
         assert isinstance(submit, m.Request)
         assert len(submit.images) == 1

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import (
     Cancel,
-    ChatTurn,
     ClientGone,
     Convert,
     Converted,
@@ -38,6 +37,7 @@ from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.request import RequestOptions, RowRound, RowToken
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, Turn
 from tests.actors.scheduler.simulation import LIMITS, output, ready
 from tests.actors.tokenizer.slow_tokenizer import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
@@ -129,7 +129,7 @@ async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> 
 
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
     async with harness(tokenizer) as made:
-        made.mail.post(Request(1, turns=[ChatTurn("user", "hi")]))
+        made.mail.post(Request(1, chat=Conversation([Turn("user", "hi")])))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Request)
         assert submit.token_ids == tokenizer.encode_chat([("user", "hi")])
@@ -259,7 +259,7 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         (prepare(1, ""), "prompt_empty", "prompt"),
         (prepare(1, stop=("",)), "invalid_value", "stop"),
         (
-            Request(1, turns=[ChatTurn("tool", "x")]),
+            Request(1, chat=Conversation([Turn("tool", "x")])),
             "invalid_value",
             "messages",
         ),
@@ -281,10 +281,10 @@ async def test_what_cannot_be_encoded_fails_with_its_field(
 
 
 async def test_conversions(tokenizer: Tokenizer) -> None:
-    turns = [ChatTurn("user", "hi")]
+    turns = [Turn("user", "hi")]
     ids = tokenizer.encode_chat([("user", "hi")])
     async with harness(tokenizer) as made:
-        made.mail.post(Convert(1, turns=turns))
+        made.mail.post(Convert(1, chat=Conversation(turns)))
         assert await made.door.receive() == Converted(1, tokens=ids)
         made.mail.post(Convert(2, tokens=ids))
         text = tokenizer.decode(ids, skip_special=False)

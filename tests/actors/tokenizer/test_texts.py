@@ -9,12 +9,13 @@ import anyio.to_thread
 import pytest
 from structlog.testing import capture_logs
 
-from hearth.actors.messages import Cancel, ChatTurn, Convert, Converted, Failed, Request, RowDelta
+from hearth.actors.messages import Cancel, Convert, Converted, Failed, Request, RowDelta
 from hearth.actors.tokenizer import actor as module
 from hearth.actors.tokenizer.actor import TextStreams, failed_with, joined
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, Turn
 from tests.actors.tokenizer.test_actor import harness, prepare
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 LONG = "x" * 20000
 BULK: list[dict[str, Any]] = [
     {"text": LONG},
-    {"turns": [ChatTurn("user", LONG[:10000])] * 2},
+    {"chat": Conversation([Turn("user", LONG[:10000])] * 2)},
     {"tokens": [65] * 20000},
 ]
 

@@ -9,11 +9,12 @@ from typing import Any
 from msgspec import structs
 
 from hearth.actors.arena import Arena
-from hearth.actors.messages import ChatTurn, ImageInput, TurnPart, Visual
+from hearth.actors.messages import ImageInput, Visual
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.engine_folder import write_config
 from hearth.runtime.images import Picture
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Turn, TurnPart
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like
 from tests.runtime.text.folders import make_config, write_folder
@@ -60,6 +61,6 @@ class VisionInputs:
         return Visual(frames, list(times))
 
 
-def turn(*parts: str | TurnPart, role: str = "user") -> ChatTurn:
+def turn(*parts: str | TurnPart, role: str = "user") -> Turn:
     found = [part if isinstance(part, TurnPart) else TurnPart("text", part) for part in parts]
-    return ChatTurn(role, "", found)
+    return Turn(role, "", found)

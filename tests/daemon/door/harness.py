@@ -28,6 +28,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
+from hearth.runtime.text.conversation import Turn
 
 T = TypeVar("T")
 LIMIT = 2000
@@ -96,11 +97,12 @@ class FakeActors:
         if message.tokens is not None:
             await self._send(m.Converted(message.rid, text="".join(map(chr, message.tokens))))
         elif message.text != "silent":
-            text = message.text or "".join(turn.content for turn in message.turns or [])
+            turns = message.chat.turns if message.chat else []
+            text = message.text or "".join(turn.content for turn in turns)
             await self._send(m.Converted(message.rid, tokens=[ord(c) for c in text]))
 
     async def _play(self, message: m.Request) -> None:
-        turn = (message.turns or [m.ChatTurn("user", "")])[-1]
+        turn = message.chat.turns[-1] if message.chat else Turn("user")
         text = message.prompt or turn.content or "".join(part.text for part in turn.parts)
         word, rid = text.split()[0], message.rid
         self.heard[rid] = time.monotonic()
