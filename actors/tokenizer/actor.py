@@ -46,7 +46,7 @@ from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RowToken
 from hearth.runtime.text import TextStream, Tokenizer
-from hearth.runtime.text.conversation import Turn
+from hearth.runtime.text.conversation import Conversation, Turn
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
 _SENTENCES = {
@@ -370,14 +370,15 @@ class TokenizerActor:
             field = "prompt" if isinstance(message, Request) else "text"
             encode = partial(self._tokenizer.encode, text, field)
             return await _run(encode, long=len(text) >= _LONG_TEXT), []
-        turns, visuals = message.chat.turns if message.chat else [], message.visuals
+        conversation, visuals = message.chat or Conversation([]), message.visuals
+        turns = conversation.turns
         long = _letters(turns) >= _LONG_TEXT
         if not visuals and not any(turn.parts for turn in turns):
-            pairs = [(turn.role, turn.content) for turn in turns]
-            return await _run(lambda: self._tokenizer.encode_chat(pairs), long=long), []
+            encoded = await _run(lambda: self._tokenizer.encode_chat(conversation), long=long)
+            return encoded.ids, []
         if (images := self._images) is None:
             raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
-        prompt = await _run(lambda: images.encode(turns, visuals), long=long)
+        prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
         if isinstance(message, Convert):
             return prompt.ids, []
         digested = _size(message) - _letters(turns)

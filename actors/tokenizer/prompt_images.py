@@ -9,17 +9,22 @@ from hearth.actors.arena import Arena
 from hearth.actors.messages import ImageWork, PromptImage, Visual
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
-from hearth.runtime.text import Tokenizer, conversation
-from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation
+from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision_config import VisionConfig
 
 
 class MultimodalPrompt(msgspec.Struct, frozen=True):
-    """Token ids of a conversation, and layout and placeholder spans of each of its visuals."""
+    """Token ids of a conversation, and layout and placeholder spans of each of its visuals.
+
+    `in_reasoning` is that of `EncodedChat`.
+    """
 
     ids: list[int]
     layouts: list[ImageLayout]
     spans: list[tuple[ImageSpan, ...]]
+    in_reasoning: bool = False
 
 
 class PromptImages:
@@ -37,14 +42,14 @@ class PromptImages:
         self._pictures = pictures
         self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
 
-    def encode(
-        self, turns: Sequence[conversation.Turn], visuals: Sequence[Visual]
-    ) -> MultimodalPrompt:
+    def encode(self, conversation: Conversation, visuals: Sequence[Visual]) -> MultimodalPrompt:
         """Render and encode a conversation, with its visuals in their order.
 
         Raises HearthError, with the field `images[k]` where visual k is at fault.
         """
-        kinds = [part.kind for turn in turns for part in turn.parts if part.kind != "text"]
+        kinds = [
+            part.kind for turn in conversation.turns for part in turn.parts if part.kind != "text"
+        ]
         given = ["video" if visual.times else "image" for visual in visuals if visual.frames]
         if kinds != given or len(given) < len(visuals):
             text = f"the messages have not a place for each of the {len(visuals)} images"
@@ -53,9 +58,10 @@ class PromptImages:
             VisionInput([one.picture for one in visual.frames], visual.times) for visual in visuals
         ]
         layouts = [self._layout(number, one) for number, one in enumerate(vision_inputs)]
-        said = [_turn(turn) for turn in turns]
-        ids, spans = encode_turns(self._tokenizer, said, vision_inputs, layouts, self._config)
-        return MultimodalPrompt(ids, layouts, spans)
+        chat, spans = encode_conversation(
+            self._tokenizer, conversation, vision_inputs, layouts, self._config
+        )
+        return MultimodalPrompt(chat.ids, layouts, spans, chat.in_reasoning)
 
     def works(self, prompt: MultimodalPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
         """The visuals with their keys, which are digests of all of their bytes.
@@ -82,12 +88,3 @@ class PromptImages:
                 digest.update(hashlib.sha256(data).digest())
             self._pictures.check(frame.slot)
         return digest.digest()
-
-
-def _turn(turn: conversation.Turn) -> Turn:
-    if not turn.parts:
-        return turn.role, turn.content
-    return turn.role, [
-        {"type": part.kind, "text": part.text} if part.kind == "text" else {"type": part.kind}
-        for part in turn.parts
-    ]

@@ -223,7 +223,7 @@ def actor_step_s(engine: Path, batch: int, tokens: int = _ACTOR_TOKENS) -> float
 
 def actor_context(engine: Path, tokens: int = _ACTOR_TOKENS) -> int:
     """Tokens of a row in the middle of the steps that `actor_step_s` measures."""
-    prompt = Tokenizer.open(engine).encode_chat([("user", _ACTOR_PROMPT)])
+    prompt = Tokenizer.open(engine).encode_pairs([("user", _ACTOR_PROMPT)])
     return len(prompt) + (_ACTOR_SETTLE + tokens) // 2
 
 

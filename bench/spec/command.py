@@ -231,7 +231,7 @@ def spread(prompts: list[Prompt], count: int) -> list[Prompt]:
 def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
     """The token ids of each prompt with the chat template."""
     return [
-        tokenizer.encode_chat([(turn.role, turn.content) for turn in prompt.messages])
+        tokenizer.encode_pairs([(turn.role, turn.content) for turn in prompt.messages])
         for prompt in prompts
     ]
 

@@ -81,7 +81,7 @@ def encode_prompt(
     if not chat:
         return tokenizer.encode(prompt)
     turns = [("system", system)] if system is not None else []
-    return tokenizer.encode_chat([*turns, ("user", prompt)])
+    return tokenizer.encode_pairs([*turns, ("user", prompt)])
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -21,7 +21,8 @@ from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.image_processing.patches import patch
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
+from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
+from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision.vision_runner import Patches, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
@@ -39,13 +40,15 @@ class EncodedFiles:
         self, tokenizer: Tokenizer, text: str, system: str | None
     ) -> tuple[list[int], list[EmbeddedImage]]:
         """Ids of a user's message of all images and `text`, and where the images are."""
-        asked = [*({"type": "image"} for _ in self.shown), {"type": "text", "text": text}]
-        turns: list[Turn] = [("user", asked)]
+        asked = [*(TurnPart("image") for _ in self.shown), TurnPart("text", text)]
+        turns = [Turn("user", parts=asked)]
         if system is not None:
-            turns.insert(0, ("system", system))
-        ids, spans = encode_turns(tokenizer, turns, self.shown, self.layouts, self.config)
+            turns.insert(0, Turn("system", system))
+        chat, spans = encode_conversation(
+            tokenizer, Conversation(turns), self.shown, self.layouts, self.config
+        )
         found = zip(self.slots, self.layouts, spans, strict=True)
-        return ids, [EmbeddedImage(slot, layout.tokens, own) for slot, layout, own in found]
+        return chat.ids, [EmbeddedImage(slot, layout.tokens, own) for slot, layout, own in found]
 
 
 def encode_files(

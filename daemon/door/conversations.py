@@ -1,8 +1,6 @@
 """Conversations of clients: bounds that types cannot express, and the struct that actors get."""
 
 from collections.abc import Sequence
-from math import isfinite
-from typing import Any
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.text.conversation import (
@@ -12,6 +10,8 @@ from hearth.runtime.text.conversation import (
     ToolCall,
     Turn,
     TurnPart,
+    check_conversation,
+    check_json,
 )
 from hearth_client.protocol import (
     Generate,
@@ -26,13 +26,6 @@ from hearth_client.protocol import (
     Tokenize,
     VideoPart,
 )
-
-MAX_DEPTH = 32
-"""Maps and lists in one another, in a schema of a tool or in arguments of a call."""
-MAX_VALUES = 32_768
-"""Values in all such maps of a request."""
-_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
-_SCALARS = (str, bool, int, type(None))
 
 
 def conversation_of(message: Generate | Tokenize) -> Conversation | None:
@@ -63,50 +56,16 @@ def response_format_of(message: Generate) -> ResponseFormat | None:
     return ResponseFormat("lark", grammar=asked.grammar)
 
 
-def check_conversation(message: Generate | Tokenize) -> None:
+def check_messages(message: Generate | Tokenize) -> None:
     """Raise HearthError, with the field at fault, for what a template could make nothing of."""
-    values = _Values()
     if message.messages is None:
         _check_alone(message)
-    else:
-        _check_turns(message.messages, values)
-    _check_tools(message, values)
-    for name, value in message.template.items():
-        if not name.isidentifier():
-            raise _wrong(f"template.{name}", "must be a name of letters, digits and _")
-        if isinstance(value, float) and not isfinite(value):
-            raise _wrong(f"template.{name}", "is not a finite number")
+    for index, turn in enumerate(message.messages or ()):
+        _check_content(turn, f"messages[{index}].content")
+    if (conversation := conversation_of(message)) is not None:
+        check_conversation(conversation)
     if isinstance(message, Generate) and isinstance(message.response_format, JsonSchema):
-        values.check(message.response_format.schema, "response_format.schema")
-
-
-class _Values:
-    """Checks nested values of one request: those of JSON, `MAX_VALUES` of them at most."""
-
-    def __init__(self) -> None:
-        self._left = MAX_VALUES
-
-    def check(self, value: Any, field: str, depth: int = 0) -> None:
-        if isinstance(value, _SCALARS):
-            return
-        if isinstance(value, float):
-            if not isfinite(value):
-                raise _wrong(field, "is not a finite number")
-            return
-        if not isinstance(value, (dict, list)):
-            raise _wrong(field, "has a value that JSON has not")
-        if depth == MAX_DEPTH:
-            raise _wrong(field, f"is nested deeper than {MAX_DEPTH} maps and lists")
-        self._left -= len(value)
-        if self._left < 0:
-            raise _wrong(field, f"and those before it have more than {MAX_VALUES} values")
-        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(value, dict) and not isinstance(key, str):
-                raise _wrong(field, "has a name that is no text")
-            # Inline for most of them.
-            if not isinstance(one, _SCALARS):
-                at = f"{field}.{key[:64]}" if isinstance(key, str) else f"{field}[{key}]"
-                self.check(one, at, depth + 1)
+        check_json(message.response_format.schema, "response_format.schema")
 
 
 def _check_alone(message: Generate | Tokenize) -> None:
@@ -123,71 +82,7 @@ def _check_alone(message: Generate | Tokenize) -> None:
             raise HearthError("unsupported_option", f"{name} goes with messages", name)
 
 
-def _check_tools(message: Generate | Tokenize, values: _Values) -> None:
-    names: set[str] = set()
-    for index, tool in enumerate(message.tools):
-        field = f"tools[{index}]"
-        if not _NAME.issuperset(tool.name):
-            raise _wrong(f"{field}.name", "has other characters than letters, digits, _ . and -")
-        if tool.name in names:
-            raise _wrong(f"{field}.name", "is that of another tool too")
-        names.add(tool.name)
-        values.check(tool.parameters, f"{field}.parameters")
-    choice = message.tool_choice
-    if isinstance(choice, NamedTool) and choice.name not in names:
-        raise _wrong("tool_choice.name", "is that of none of the tools")
-    if choice == "required" and not names:
-        raise _wrong("tool_choice", "is required, and there are no tools")
-
-
-def _check_turns(messages: Sequence[Message], values: _Values) -> None:
-    """Each result of a tool answers one call of the assistant's last turn."""
-    open_calls: dict[str, str] = {}
-    for index, turn in enumerate(messages):
-        field = f"messages[{index}]"
-        _check_content(turn, field)
-        if turn.role == "assistant":
-            open_calls = _calls_of(turn, field, values)
-        else:
-            for name in ("reasoning", "tool_calls"):
-                if getattr(turn, name):
-                    raise _elsewhere(f"{field}.{name}", "the assistant")
-        if turn.role == "tool":
-            _answer(turn, field, open_calls)
-            continue
-        for name in ("tool_call_id", "name"):
-            if getattr(turn, name) is not None:
-                raise _elsewhere(f"{field}.{name}", "a tool")
-
-
-def _calls_of(turn: Message, field: str, values: _Values) -> dict[str, str]:
-    """Names of the tools that a turn calls, by the ids of the calls."""
-    calls: dict[str, str] = {}
-    for place, call in enumerate(turn.tool_calls):
-        at = f"{field}.tool_calls[{place}]"
-        if call.id in calls:
-            raise _wrong(f"{at}.id", "is that of another call of this turn too")
-        calls[call.id] = call.name
-        values.check(call.arguments, f"{at}.arguments")
-    return calls
-
-
-def _answer(turn: Message, field: str, open_calls: dict[str, str]) -> None:
-    """Take the call that a result answers out of the open ones."""
-    if turn.tool_call_id is None:
-        raise _wrong(f"{field}.tool_call_id", "is missing: say which call this is the result of")
-    name = open_calls.pop(turn.tool_call_id, None)
-    if name is None:
-        raise _wrong(
-            f"{field}.tool_call_id",
-            "is of no call of the assistant's last turn that has no result yet",
-        )
-    if turn.name not in {None, name}:
-        raise _wrong(f"{field}.name", "is not that of the tool that was called")
-
-
 def _check_content(turn: Message, field: str) -> None:
-    field = f"{field}.content"
     if turn.content is None:
         if not turn.tool_calls:
             raise HearthError("invalid_value", f"{field} is missing", field)
@@ -232,12 +127,6 @@ def _empty(field: str) -> HearthError:
     return HearthError("prompt_empty", f"{field} is empty: give it text or leave it out", field)
 
 
-def _elsewhere(field: str, of: str) -> HearthError:
-    return HearthError(
-        "unsupported_option", f"{field} goes with turns of {of}: leave it out", field
-    )
-
-
 def _wrong(field: str, reason: str) -> HearthError:
     return HearthError("invalid_value", f"{field} {reason}", field)
 
@@ -248,7 +137,7 @@ def _turn(turn: Message, names: dict[str, str]) -> Turn:
     names.update((one.id, one.name) for one in calls)
     call_id = turn.tool_call_id or ""
     text, parts = _content(turn.content)
-    name = names.get(call_id, "")
+    name = turn.name or names.get(call_id, "")
     return Turn(turn.role, text, parts, turn.reasoning, calls, call_id, name)
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from hearth.actors.messages import Convert, Request
 from hearth.daemon.door.conversations import (
-    check_conversation,
+    check_messages,
     conversation_of,
     response_format_of,
 )
@@ -118,10 +118,10 @@ def _check(message: ClientMessage) -> None:
             )
         _check_traceparent(message.traceparent)
         check_options(_options(message, {}))
-        check_conversation(message)
+        check_messages(message)
     elif isinstance(message, Tokenize):
         _check_source(message.messages, message.text, "text")
-        check_conversation(message)
+        check_messages(message)
 
 
 def _check_protocol(message: Hello) -> None:

@@ -1,8 +1,38 @@
 """Conversations as clients give them: one struct from the front door to the chat template."""
 
-from typing import Any, Literal
+import math
+import re
+from collections.abc import Collection, Iterable
+from typing import Any, Literal, cast, get_args
 
 import msgspec
+
+from hearth.runtime.errors import HearthError
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+"""Calls of one turn."""
+MAX_TOOL_CHARACTERS = 1 << 18
+"""Characters in all names, descriptions and schemas of the tools of a request."""
+MAX_DEPTH = 64
+"""Lists and maps inside one another, in a schema or in arguments."""
+MAX_VALUES = 1 << 15
+"""Values in one schema, or in the arguments of one call."""
+OWN_VARIABLES = frozenset(
+    {
+        "add_generation_prompt",
+        "continue_final_message",
+        "documents",
+        "messages",
+        "raise_exception",
+        "strftime_now",
+        "tools",
+    }
+)
+"""Variables of chat templates that a request does not set by their names."""
+_LONGEST_ID = 256
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Variable = bool | int | float | str | None
@@ -76,3 +106,164 @@ class Conversation(msgspec.Struct, frozen=True, array_like=True, omit_defaults=T
     parallel_tool_calls: bool = True
     variables: dict[str, Variable] = {}
     reasoning_budget: int | None = None
+
+
+def plain_conversation(turns: Iterable[tuple[str, str]]) -> Conversation:
+    """A conversation of (role, text) alone, to be checked."""
+    return Conversation([Turn(cast("Role", role), content) for role, content in turns])
+
+
+def has_tools(conversation: Conversation) -> bool:
+    """Return True if a conversation has tools, calls or results."""
+    return bool(conversation.tools) or any(
+        turn.tool_calls or turn.role == "tool" for turn in conversation.turns
+    )
+
+
+def check_conversation(conversation: Conversation) -> None:
+    """Raise `invalid_value`, with the field, where a conversation contradicts itself.
+
+    Checked are text that is no Unicode, the bounds above, names, that results and calls belong
+    together, that a chosen tool is there, and that variables are not Hearth's own.
+    """
+    calls: dict[str, bool] = {}
+    for index, turn in enumerate(conversation.turns):
+        field = f"messages[{index}]"
+        _check_turn(turn, field)
+        if turn.role == "tool":
+            _answer(calls, turn.tool_call_id, f"{field}.tool_call_id")
+        elif turn.role == "assistant":
+            calls = {}
+            for number, call in enumerate(turn.tool_calls):
+                _check_call(call, calls, f"{field}.tool_calls[{number}]")
+                calls[call.id] = False
+    _check_tools(conversation)
+    for name, value in conversation.variables.items():
+        field = f"template.{name if name.isascii() and name.isprintable() else '?'}"
+        if not _VARIABLE.fullmatch(name) or name in OWN_VARIABLES or name.endswith("_token"):
+            raise HearthError("invalid_value", "this name is not free for a variable", field)
+        check_json(value, field)
+    budget = conversation.reasoning_budget
+    if budget is not None and budget < 0:
+        raise HearthError("invalid_value", "a budget is no less than 0", "reasoning_budget")
+
+
+def _check_turn(turn: Turn, field: str) -> None:
+    # Some templates build special tokens from the role.
+    if turn.role not in get_args(Role):
+        text = f"a role is one of {', '.join(get_args(Role))}"
+        raise HearthError("invalid_value", text, f"{field}.role")
+    check_text(turn.content, f"{field}.content")
+    for part in turn.parts:
+        check_text(part.text, f"{field}.content")
+    check_text(turn.reasoning, f"{field}.reasoning")
+    if turn.role != "assistant" and (turn.tool_calls or turn.reasoning):
+        what = "tool_calls" if turn.tool_calls else "reasoning"
+        raise HearthError("invalid_value", "only the assistant has these", f"{field}.{what}")
+    if turn.role != "tool" and (turn.tool_call_id or turn.name):
+        what = "tool_call_id" if turn.tool_call_id else "name"
+        raise HearthError("invalid_value", "only results of tools have these", f"{field}.{what}")
+    if turn.name:
+        _check_name(turn.name, f"{field}.name")
+    if len(turn.tool_calls) > MAX_CALLS:
+        text = f"a turn has at most {MAX_CALLS} calls"
+        raise HearthError("invalid_value", text, f"{field}.tool_calls")
+
+
+def _check_call(call: ToolCall, earlier: Collection[str], field: str) -> None:
+    check_text(call.id, f"{field}.id")
+    if not 0 < len(call.id) <= _LONGEST_ID or call.id in earlier:
+        text = f"an id has 1 to {_LONGEST_ID} characters and is of one call of its turn"
+        raise HearthError("invalid_value", text, f"{field}.id")
+    _check_name(call.name, f"{field}.name")
+    if not isinstance(call.arguments, dict):
+        raise HearthError("invalid_value", "arguments are an object", f"{field}.arguments")
+    check_json(call.arguments, f"{field}.arguments")
+
+
+def _answer(calls: dict[str, bool], call_id: str, field: str) -> None:
+    if call_id not in calls:
+        text = "this is not the id of a call in the assistant's turn before"
+        raise HearthError("invalid_value", text, field)
+    if calls[call_id]:
+        raise HearthError("invalid_value", "this call has a result already", field)
+    calls[call_id] = True
+
+
+def _check_tools(conversation: Conversation) -> None:
+    tools = conversation.tools
+    if len(tools) > MAX_TOOLS:
+        raise HearthError("invalid_value", f"a request has at most {MAX_TOOLS} tools", "tools")
+    size = 0
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}]"
+        _check_name(tool.name, f"{field}.name")
+        if tool.name in names:
+            raise HearthError("invalid_value", "two tools have this name", f"{field}.name")
+        names.add(tool.name)
+        check_text(tool.description, f"{field}.description")
+        size += len(tool.name) + len(tool.description)
+        size += check_json(tool.parameters, f"{field}.parameters")
+        if size > MAX_TOOL_CHARACTERS:
+            text = f"tools have at most {MAX_TOOL_CHARACTERS} characters in all"
+            raise HearthError("invalid_value", text, "tools")
+    choice = conversation.tool_choice
+    if choice in {"none", "auto"}:
+        return
+    if not tools or (choice != "required" and (choice[:1] != "=" or choice[1:] not in names)):
+        raise HearthError("invalid_value", "there is no such tool to choose", "tool_choice")
+
+
+def _check_name(name: str, field: str) -> None:
+    if not _NAME.fullmatch(name):
+        text = "a tool's name has 1 to 128 letters, digits and signs of _ . : / -"
+        raise HearthError("invalid_value", text, field)
+
+
+def check_text(text: str, field: str) -> str:
+    """`text`; raises `invalid_value` where it has lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HearthError(
+            "invalid_value", "text must be valid Unicode, without lone surrogates", field
+        ) from error
+    return text
+
+
+def check_json(value: Any, field: str) -> int:
+    """Count the characters of a JSON value, about; raises `invalid_value` where it is none.
+
+    It has at most `MAX_VALUES` values, no deeper than `MAX_DEPTH`; keys are text, numbers are
+    finite, and text is valid Unicode.
+    """
+    size, left = 0, MAX_VALUES
+    waiting = [(value, 0)]
+    while waiting:
+        one, depth = waiting.pop()
+        if isinstance(one, dict | list):
+            left -= len(one)
+            if left < 0:
+                text = f"this has more than {MAX_VALUES} values"
+                raise HearthError("invalid_value", text, field)
+            if depth == MAX_DEPTH:
+                text = f"lists and objects lie at most {MAX_DEPTH} deep"
+                raise HearthError("invalid_value", text, field)
+            waiting += [(item, depth + 1) for item in one]
+            if isinstance(one, dict):
+                if not all(isinstance(key, str) for key in one):
+                    raise HearthError("invalid_value", "keys of objects are text", field)
+                waiting += [(item, depth + 1) for item in one.values()]
+            size += 2
+        elif isinstance(one, str):
+            size += len(check_text(one, field)) + 3
+        elif (
+            one is None
+            or isinstance(one, bool | int)
+            or (isinstance(one, float) and math.isfinite(one))
+        ):
+            size += 6
+        else:
+            raise HearthError("invalid_value", "this is no value of JSON", field)
+    return size

@@ -1,9 +1,10 @@
 import re
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import tokenizers
@@ -11,11 +12,26 @@ import tokenizers
 from hearth.runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig, load_config
 from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.chat_template import (
+    ChatTemplate,
+    hidden_json,
+    template_messages,
+    template_tools,
+)
+from hearth.runtime.text.conversation import (
+    Conversation,
+    check_conversation,
+    check_text,
+    has_tools,
+    plain_conversation,
+)
+from hearth.runtime.text.reply_format import ReplyFormat
 
 # Lone surrogates: no valid text has them, so none can be taken for a piece of a message.
 _STAND_INS = range(0xD800, 0xE000)
 _STAND_IN = re.compile("[\ud800-\udfff]")
+# A stand-in within the text of a list or map by `str`, told from a doubled backslash before a u.
+_SPELLED = re.compile(r"\\\\|\\u(d[89a-f][0-9a-f]{2})")
 
 
 class SpecialText:
@@ -87,6 +103,17 @@ class MarkerEscape:
             )
 
         return _STAND_IN.sub(piece, text)
+
+    def shown(self, text: str) -> str:
+        """`text` as Python spells it in a list or a map, stand-ins kept."""
+        return _SPELLED.sub(lambda m: chr(int(m[1], 16)) if m[1] else m[0], repr(str(text)))
+
+    def respell(self, text: str, spell: Callable[[str], str]) -> str:
+        """`text` with new stand-ins, for what the pieces behind them are by `spell`.
+
+        A piece that stays as it is keeps its stand-in.
+        """
+        return _STAND_IN.sub(lambda match: self.stand_in(spell(self._pieces[match[0]])), text)
 
     def stand_in(self, piece: str) -> str:
         """The character that stands for `piece`, the same every time."""
@@ -312,9 +339,13 @@ def _mismatch(what: str) -> HearthError:
     )
 
 
-Content = str | Sequence[Mapping[str, str]]
-"""Content of a turn: text, or parts of a chat template, maps of `type` and, of text, `text`."""
-_ROLES = frozenset({"system", "user", "assistant"})
+class EncodedChat(NamedTuple):
+    """Token ids of a conversation; `in_reasoning` where the template began to reason by itself."""
+
+    ids: list[int]
+    in_reasoning: bool = False
+
+
 # Decoding in a batch lets other threads run; below this many tokens that costs more than it is.
 _SHORT = 64
 
@@ -323,11 +354,20 @@ class Tokenizer:
     """Text to token ids and back, for one model; safe to use from several threads.
 
     `vocab_size` counts the model's ids: every id below it can be decoded, to nothing where the
-    tokenizer has no text for it.
+    tokenizer has no text for it. `reply_format` tells how its replies are read.
     """
 
-    def __init__(self, file: TokenizerFile, template: ChatTemplate | None, vocab_size: int) -> None:
+    def __init__(
+        self,
+        file: TokenizerFile,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        tool_template: ChatTemplate | None = None,
+        reply_format: ReplyFormat | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
+        self.reply_format = reply_format
+        self._tool_template = tool_template or template
         self._library = file.library
         self._size = file.size
         self._template = template
@@ -351,43 +391,60 @@ class Tokenizer:
 
         Raises `invalid_value` naming `field` for text that is not valid Unicode.
         """
-        return self._encode(_valid(text, field), special=True, add=True)
+        return self._encode(check_text(text, field), special=True, add=True)
 
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a piece of a prompt: special tokens are recognised, and none are added."""
         return self._encode(text, special=True, add=False)
 
-    def encode_chat(self, turns: Sequence[tuple[str, Content]]) -> list[int]:
-        """Ids of a conversation of (role, content), ready for the model's answer.
+    def encode_pairs(self, turns: Iterable[tuple[str, str]]) -> list[int]:
+        """Ids of a conversation of (role, text) alone; raises as `encode_chat`."""
+        return self.encode_chat(plain_conversation(turns)).ids
 
-        Markers come from the template alone, which puts one for each part that is no text; what the
-        turns spell stays text, but for plain ones in the model's own turns. Raises
-        `unsupported_option` when the model has no chat template, `invalid_value` when the turns do
-        not fit it.
+    def encode_chat(self, conversation: Conversation) -> EncodedChat:
+        """Ids of a conversation, ready for the model's answer.
+
+        Markers come from the template alone, which puts one for each part that is no text; what
+        turns, tools, names and arguments spell stays text, but for plain ones in text of the
+        model's own turns. Raises `unsupported_option` when the model has no chat template,
+        `invalid_value`, with the field, for what `check_conversation` refuses and when the turns
+        do not fit the template.
         """
-        if self._template is None:
-            raise HearthError(
-                "unsupported_option",
-                "this model has no chat template: send a raw prompt",
-                "messages",
-            )
+        check_conversation(conversation)
+        template = self._template_for(conversation)
         escape = self._special.escape()
-        rendered = self._template.render(
-            [
-                {"role": _known_role(role), "content": _hidden(role, content, escape)}
-                for role, content in turns
-            ]
+        tools = [] if conversation.tool_choice == "none" else conversation.tools
+        rendered = template.render(
+            template_messages(conversation, template, escape),
+            template_tools(tools, escape),
+            hidden_json(conversation.variables, escape),
+            escape,
         )
         for torn in (False, True):
             spelled = self._special.spell(rendered, escape, torn=torn)
             ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
             if ids is not None:
-                return ids
+                return EncodedChat(ids, self._opens_reasoning(rendered))
         raise HearthError(
             "invalid_value",
             "a message has text that this model can read only as a marker: leave it out",
             "messages",
         )
+
+    def _opens_reasoning(self, rendered: str) -> bool:
+        # Hidden text is stand-ins, so that no user's text is taken for the mark.
+        mark = "" if self.reply_format is None else self.reply_format.reasoning[0].strip()
+        return mark != "" and rendered.rstrip().endswith(mark)
+
+    def _template_for(self, conversation: Conversation) -> ChatTemplate:
+        template = self._tool_template if has_tools(conversation) else self._template
+        if template is None:
+            raise HearthError(
+                "unsupported_option",
+                "this model has no chat template: send a raw prompt",
+                "messages",
+            )
+        return template
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """Text of token ids, U+FFFD where they end inside a character.
@@ -423,32 +480,3 @@ class Tokenizer:
                 what = "this model's tokenizer fails on this text: leave out white space at markers"
                 raise HearthError("invalid_value", what) from error
         return encoding.ids
-
-
-def _hidden(role: str, content: Content, escape: MarkerEscape) -> str | list[dict[str, str]]:
-    own = role == "assistant"
-    if isinstance(content, str):
-        return escape.hide(_valid(content, "messages"), own=own)
-    return [
-        {**part, "text": escape.hide(_valid(part["text"], "messages"), own=own)}
-        if "text" in part
-        else dict(part)
-        for part in content
-    ]
-
-
-def _known_role(role: str) -> str:
-    # Some templates build special tokens from the role.
-    if role not in _ROLES:
-        raise HearthError("invalid_value", "a role is system, user or assistant", "messages")
-    return role
-
-
-def _valid(text: str, field: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise HearthError(
-            "invalid_value", "text must be valid Unicode, without lone surrogates", field
-        ) from error
-    return text

@@ -449,7 +449,7 @@ def test_prompts_are_taken_at_even_distances() -> None:
 
 def test_prompts_get_the_chat_template(tokenizer: Tokenizer) -> None:
     (found,) = encode_prompts([prompt("hi")], tokenizer)
-    assert found == tokenizer.encode_chat([("user", "hi")])
+    assert found == tokenizer.encode_pairs([("user", "hi")])
 
 
 def test_without_the_program_the_place_is_named(

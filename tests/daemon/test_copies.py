@@ -87,7 +87,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
         visuals = taken(Pictures(inputs.arena), [("messages[0].content[0]", part)], frame)
         chat = Conversation([turn(IMAGE)])
         asked = Request(1, chat=chat, visuals=visuals)
-        prompt = inputs.images.encode(chat.turns, visuals)
+        prompt = inputs.images.encode(chat, visuals)
         works = inputs.images.works(prompt, visuals)
         policy.submit(Request(1, token_ids=prompt.ids, images=works), 0.0)
         (work,) = [one for one in policy.tick(0.0) if isinstance(one, Encode)]

@@ -91,7 +91,7 @@ def opened(engine: Path, adapters: Path) -> LLMInferenceRuntime:
 def prompts(cpu_engine: Path) -> list[list[int]]:
     tokenizer = Tokenizer.open(cpu_engine)
     return [
-        tokenizer.encode_chat([("system", EXAMPLE_HOME), ("user", question)])
+        tokenizer.encode_pairs([("system", EXAMPLE_HOME), ("user", question)])
         for question in ("hello", "turn on the desk lamp", "set the main thermostat to 21 degrees")
     ]
 

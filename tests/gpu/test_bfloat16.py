@@ -72,7 +72,7 @@ def opened(folder: Path, **options: Any) -> LLMInferenceRuntime:
 def prompts(folder: Path, count: int = 8) -> list[list[int]]:
     tokenizer = Tokenizer.open(folder)
     return [
-        tokenizer.encode_chat([(one["role"], one["content"]) for one in prompt.messages])
+        tokenizer.encode_pairs([(one["role"], one["content"]) for one in prompt.messages])
         for prompt in held_out()[:: 1200 // count][:count]
     ]
 

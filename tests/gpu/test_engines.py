@@ -38,7 +38,7 @@ STEPS = 10_000
 @pytest.fixture(scope="module")
 def prompts(cpu_engine: Path) -> list[list[int]]:
     tokenizer = Tokenizer.open(cpu_engine)
-    return [tokenizer.encode_chat([("system", EXAMPLE_HOME), ("user", q)]) for q in QUESTIONS]
+    return [tokenizer.encode_pairs([("system", EXAMPLE_HOME), ("user", q)]) for q in QUESTIONS]
 
 
 def _tokens(runtime: LLMInferenceRuntime, rows: list[RowRequest]) -> list[list[int]]:
@@ -167,7 +167,7 @@ def test_answers_through_the_daemon_are_those_of_the_cpu(
     tokenizer = Tokenizer.open(cpu_engine)
     rows = [
         greedy_row(
-            tokenizer.encode_chat([(turn["role"], turn["content"]) for turn in turns]), MAX_TOKENS
+            tokenizer.encode_pairs([(turn["role"], turn["content"]) for turn in turns]), MAX_TOKENS
         )
         for turns in CHATS
     ]

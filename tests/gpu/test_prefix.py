@@ -44,7 +44,7 @@ def runtime(gpu_engine: Path, request: pytest.FixtureRequest) -> Iterator[LLMInf
 def rows(cpu_engine: Path) -> list[RowRequest]:
     tokenizer = Tokenizer.open(cpu_engine)
     prompts = [
-        tokenizer.encode_chat([("system", EXAMPLE_HOME), ("user", one)]) for one in QUESTIONS
+        tokenizer.encode_pairs([("system", EXAMPLE_HOME), ("user", one)]) for one in QUESTIONS
     ]
     return [greedy_row(prompt, 40, ignore_eos=True) for prompt in prompts]
 

@@ -50,7 +50,7 @@ def speculating(
     tokenizer = Tokenizer.open(folder)
     rows = [
         greedy_row(
-            tokenizer.encode_chat([(one["role"], one["content"]) for one in prompt.messages]),
+            tokenizer.encode_pairs([(one["role"], one["content"]) for one in prompt.messages]),
             20 + 4 * place,
         )
         for place, prompt in enumerate(held_out()[:: 1200 // PROMPTS][:PROMPTS])
@@ -135,7 +135,7 @@ def rows(folder: Path) -> list[RowRequest]:
     """Greedy ones and drawn ones in turn, of different lengths."""
     tokenizer, made = Tokenizer.open(folder), []
     for place, prompt in enumerate(held_out()[:: 1200 // TREE_PROMPTS][:TREE_PROMPTS]):
-        ids = tokenizer.encode_chat([(one["role"], one["content"]) for one in prompt.messages])
+        ids = tokenizer.encode_pairs([(one["role"], one["content"]) for one in prompt.messages])
         options = SAMPLED if place % 2 else RequestOptions(temperature=0, logprobs=1)
         options = structs.replace(options, max_tokens=20 + 4 * place, seed=place)
         made.append(RowRequest(token_ids=ids, prompt_length=len(ids), options=options))

@@ -77,7 +77,7 @@ def ask(
         rows = []
         for one in asked[begin : begin + runtime.max_batch]:
             chat = [(message["role"], message["content"]) for message in one.messages]
-            ids = tokenizer.encode_chat(chat)
+            ids = tokenizer.encode_pairs(chat)
             rows.append(RowRequest(token_ids=ids, prompt_length=len(ids), options=options))
         found += runtime.handle_request(GenerationRequest(rows=rows), tokenizer).rows
     return found

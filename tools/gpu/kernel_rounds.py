@@ -89,7 +89,7 @@ def main() -> None:
         export_model(MODEL, engine, options)
         tokenizer = Tokenizer.open(engine)
         prompts = [
-            tokenizer.encode_chat([(one["role"], one["content"]) for one in prompt.messages])
+            tokenizer.encode_pairs([(one["role"], one["content"]) for one in prompt.messages])
             for prompt in held_out()[::150][:8]
         ]
         rows = [greedy_row(prompt, TOKENS) for prompt in prompts]

@@ -20,6 +20,7 @@ MAX_TOOLS = 128
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
 CallId = Annotated[str, Meta(min_length=1, max_length=128)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Reason = Literal["stop", "length", "cancelled", "tool_calls"]
@@ -119,7 +120,7 @@ class ToolCall(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_
     """A call of a tool by the model, as it stands in a turn; its result gives the `id` again."""
 
     id: CallId
-    name: Name
+    name: ToolName
     arguments: dict[str, Any] = {}
 
 
@@ -139,7 +140,7 @@ class Message(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     reasoning: Text = ""
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] = []
     tool_call_id: CallId | None = None
-    name: Name | None = None
+    name: ToolName | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -148,7 +149,7 @@ class Tool(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     With `strict` they follow it also where the model chooses by itself to call.
     """
 
-    name: Name
+    name: ToolName
     description: Annotated[str, Meta(max_length=1 << 16)] = ""
     parameters: dict[str, Any] = {}
     strict: bool = False
@@ -157,7 +158,7 @@ class Tool(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
 class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The one tool that has to be called."""
 
-    name: Name
+    name: ToolName
 
 
 class Format(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):

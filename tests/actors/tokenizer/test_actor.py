@@ -132,7 +132,7 @@ async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
         made.mail.post(Request(1, chat=Conversation([Turn("user", "hi")])))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Request)
-        assert submit.token_ids == tokenizer.encode_chat([("user", "hi")])
+        assert submit.token_ids == tokenizer.encode_pairs([("user", "hi")])
 
 
 async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer) -> None:
@@ -261,7 +261,7 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         (
             Request(1, chat=Conversation([Turn("tool", "x")])),
             "invalid_value",
-            "messages",
+            "messages[0].tool_call_id",
         ),
         (Convert(1, tokens=[4, 400]), "invalid_value", "tokens"),
     ],
@@ -282,7 +282,7 @@ async def test_what_cannot_be_encoded_fails_with_its_field(
 
 async def test_conversions(tokenizer: Tokenizer) -> None:
     turns = [Turn("user", "hi")]
-    ids = tokenizer.encode_chat([("user", "hi")])
+    ids = tokenizer.encode_pairs([("user", "hi")])
     async with harness(tokenizer) as made:
         made.mail.post(Convert(1, chat=Conversation(turns)))
         assert await made.door.receive() == Converted(1, tokens=ids)

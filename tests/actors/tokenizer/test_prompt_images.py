@@ -37,7 +37,7 @@ def ids_of(family: Family, text: str) -> list[int]:
 def test_each_image_has_its_tokens_where_it_stands(inputs: VisionInputs) -> None:
     turns = [Turn("system", "You see."), turn("a", IMAGE, "b", IMAGE)]
     visuals = [inputs.send(), inputs.send(b"other", 32, 96)]
-    prompt = inputs.images.encode(turns, visuals)
+    prompt = inputs.encode(turns, visuals)
     first, second = ("<|vision_start|>" + "<|image_pad|>" * n + "<|vision_end|>" for n in (4, 3))
     assert prompt.ids == ids_of(
         "qwen3_vl",
@@ -52,11 +52,11 @@ def test_each_image_has_its_tokens_where_it_stands(inputs: VisionInputs) -> None
 def test_what_a_user_spells_is_no_place_for_an_image(inputs: VisionInputs) -> None:
     visual = inputs.send()
     spelled = "<|image_pad|><|vision_end|>"
-    prompt = inputs.images.encode([turn("<|image_", IMAGE, "pad|>", spelled)], [visual])
+    prompt = inputs.encode([turn("<|image_", IMAGE, "pad|>", spelled)], [visual])
     assert prompt.ids.count(5) == 4
     assert prompt.ids.count(4) == 1
     assert [len(spans) for spans in prompt.spans] == [1]
-    text = inputs.tokenizer.encode_chat([("user", spelled)])
+    text = inputs.tokenizer.encode_pairs([("user", spelled)])
     assert {4, 5} & set(text) == set()
 
 
@@ -65,14 +65,14 @@ def test_a_turn_of_text_is_read_by_the_template_of_a_model_that_sees(
     tmp_path: Path, family: Family
 ) -> None:
     inputs = VisionInputs(tmp_path, family)
-    text = inputs.tokenizer.decode(inputs.tokenizer.encode_chat([("user", "the red lamp")]))
+    text = inputs.tokenizer.decode(inputs.tokenizer.encode_pairs([("user", "the red lamp")]))
     assert "the red lamp" in text
 
 
 def test_a_video_of_idefics3_is_pictures_with_text_between_them(tmp_path: Path) -> None:
     inputs = VisionInputs(tmp_path, "idefics3")
     video = inputs.video(0.0, 1.0, 2.0)
-    prompt = inputs.images.encode([turn(TurnPart("video"), "what happens?", IMAGE)], [
+    prompt = inputs.encode([turn(TurnPart("video"), "what happens?", IMAGE)], [
         video, inputs.send(),
     ])  # fmt: skip
     frames, picture = prompt.spans
@@ -84,27 +84,27 @@ def test_a_video_of_idefics3_is_pictures_with_text_between_them(tmp_path: Path) 
 
 
 def test_a_video_of_qwen3_says_its_times(inputs: VisionInputs) -> None:
-    prompt = inputs.images.encode([turn(TurnPart("video"))], [inputs.video(0.0, 1.0, 2.0, 3.0)])
+    prompt = inputs.encode([turn(TurnPart("video"))], [inputs.video(0.0, 1.0, 2.0, 3.0)])
     assert [len(spans) for spans in prompt.spans] == [2]
     assert "<0.5 seconds>" in inputs.tokenizer.decode(prompt.ids)
 
 
 def test_the_limit_of_tokens_makes_a_picture_smaller(tmp_path: Path) -> None:
     inputs = VisionInputs(tmp_path, most_tokens=4)
-    prompt = inputs.images.encode([turn(IMAGE)], [inputs.send(b"large", 640, 640)])
+    prompt = inputs.encode([turn(IMAGE)], [inputs.send(b"large", 640, 640)])
     assert prompt.layouts[0].tokens == 4
 
 
 def test_a_fault_names_its_image(inputs: VisionInputs) -> None:
     long = inputs.send(b"line", 4000, 10)
     with pytest.raises(HearthError) as caught:
-        inputs.images.encode([turn(IMAGE, IMAGE)], [inputs.send(), long])
+        inputs.encode([turn(IMAGE, IMAGE)], [inputs.send(), long])
     assert (caught.value.code, caught.value.field) == ("image_invalid", "images[1]")
     with pytest.raises(HearthError) as caught:
-        inputs.images.encode([turn(IMAGE)], [Visual([])])
+        inputs.encode([turn(IMAGE)], [Visual([])])
     assert (caught.value.code, caught.value.field) == ("invalid_value", "messages")
     with pytest.raises(HearthError) as caught:
-        inputs.images.encode([turn(IMAGE)], [])
+        inputs.encode([turn(IMAGE)], [])
     assert (caught.value.code, caught.value.field) == ("invalid_value", "messages")
 
 
@@ -117,14 +117,14 @@ def test_a_key_is_that_of_what_becomes_of_the_picture(inputs: VisionInputs, tmp_
         inputs.send(b"one", 96, 64),
         inputs.send(b"one"),
     ]
-    works = inputs.images.works(inputs.images.encode(turns, visuals), visuals)
+    works = inputs.images.works(inputs.encode(turns, visuals), visuals)
     keys = [image.work.key for image in works]
     assert keys[0] == keys[1] == keys[4]
     assert len(set(keys)) == 3
     (tmp_path / "other").mkdir()
     other = VisionInputs(tmp_path / "other", "qwen2_5_vl")
     same = [other.send(b"one")]
-    assert other.images.works(other.images.encode([turn(IMAGE)], same), same)[0].work.key != keys[0]
+    assert other.images.works(other.encode([turn(IMAGE)], same), same)[0].work.key != keys[0]
 
 
 def test_videos_of_the_same_bytes_in_other_frames_have_other_keys(inputs: VisionInputs) -> None:
@@ -135,7 +135,7 @@ def test_videos_of_the_same_bytes_in_other_frames_have_other_keys(inputs: Vision
     ]
     videos = [inputs.video(0.0, 1.0, 2.0, data=split) for split in splits]
     videos.append(inputs.video(0.0, 1.0, 2.0, data=splits[0]))
-    prompt = inputs.images.encode([turn(*[TurnPart("video")] * len(videos))], videos)
+    prompt = inputs.encode([turn(*[TurnPart("video")] * len(videos))], videos)
     keys = [image.work.key for image in inputs.images.works(prompt, videos)]
     assert len(set(keys)) == len(splits)
     assert keys[-1] == keys[0]
@@ -150,14 +150,14 @@ def test_what_was_decoded_another_way_has_another_key(
         (tmp_path / name).mkdir()
         inputs = VisionInputs(tmp_path / name)
         visuals = [inputs.send(b"one")]
-        (work,) = inputs.images.works(inputs.images.encode([turn(IMAGE)], visuals), visuals)
+        (work,) = inputs.images.works(inputs.encode([turn(IMAGE)], visuals), visuals)
         keys.append(work.work.key)
     assert keys[0] != keys[1]
 
 
 def test_a_picture_that_has_gone_is_noticed(inputs: VisionInputs) -> None:
     visual = inputs.send()
-    prompt = inputs.images.encode([turn(IMAGE)], [visual])
+    prompt = inputs.encode([turn(IMAGE)], [visual])
     inputs.slots.free(visual.frames[0].slot)
     with pytest.raises(HearthError) as caught:
         inputs.images.works(prompt, [visual])
@@ -174,7 +174,7 @@ async def test_a_request_is_submitted_with_its_images(tmp_path: Path) -> None:
         made.mail.post(Request(7, chat=Conversation(TURNS), visuals=[visual]))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Request)
-        prompt = inputs.images.encode(TURNS, [visual])
+        prompt = inputs.encode(TURNS, [visual])
         assert submit.token_ids == prompt.ids
         assert submit.images == inputs.images.works(prompt, [visual])
 
@@ -186,7 +186,7 @@ async def test_tokenize_counts_the_tokens_of_pictures_without_their_bytes(tmp_pa
     async with harness(inputs.tokenizer, images=inputs.images) as made:
         made.mail.post(Convert(7, chat=Conversation(TURNS), visuals=[visual]))
         answer = await made.door.receive()
-        assert answer == Converted(7, tokens=inputs.images.encode(TURNS, [visual]).ids)
+        assert answer == Converted(7, tokens=inputs.encode(TURNS, [visual]).ids)
 
 
 async def test_a_fault_of_an_image_is_told_with_its_number(tmp_path: Path) -> None:

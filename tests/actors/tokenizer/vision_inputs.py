@@ -10,11 +10,11 @@ from msgspec import structs
 
 from hearth.actors.arena import Arena
 from hearth.actors.messages import ImageInput, Visual
-from hearth.actors.tokenizer.prompt_images import PromptImages
+from hearth.actors.tokenizer.prompt_images import MultimodalPrompt, PromptImages
 from hearth.runtime.engine_folder import write_config
 from hearth.runtime.images import Picture
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.text.conversation import Turn, TurnPart
+from hearth.runtime.text.conversation import Conversation, Role, Turn, TurnPart
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like
 from tests.runtime.text.folders import make_config, write_folder
@@ -49,6 +49,9 @@ class VisionInputs:
         self.slots = self.arena.slots()
         self.images = PromptImages(self.config, self.tokenizer, self.arena, most_tokens)
 
+    def encode(self, turns: Sequence[Turn], visuals: Sequence[Visual]) -> MultimodalPrompt:
+        return self.images.encode(Conversation([*turns]), visuals)
+
     def send(self, data: bytes = b"pixels", width: int = 64, height: int = 64) -> Visual:
         slot = self.slots.take(len(data))
         assert slot is not None
@@ -61,6 +64,6 @@ class VisionInputs:
         return Visual(frames, list(times))
 
 
-def turn(*parts: str | TurnPart, role: str = "user") -> Turn:
+def turn(*parts: str | TurnPart, role: Role = "user") -> Turn:
     found = [part if isinstance(part, TurnPart) else TurnPart("text", part) for part in parts]
     return Turn(role, "", found)

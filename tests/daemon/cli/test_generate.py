@@ -196,7 +196,7 @@ class FakeTokenizer:
     def encode(self, text: str) -> list[int]:
         return [len(text)]
 
-    def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
+    def encode_pairs(self, turns: list[tuple[str, str]]) -> list[int]:
         return [ord(role[0]) for role, _ in turns]
 
 

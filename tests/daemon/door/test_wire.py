@@ -15,13 +15,14 @@ from msgspec import structs
 from hearth.actors.arena import Arena
 from hearth.actors.messages import Convert, Request
 from hearth.daemon.door import faults, local_socket
-from hearth.daemon.door.conversations import MAX_DEPTH, MAX_VALUES
 from hearth.daemon.door.curve_socket import memory_of_process
 from hearth.daemon.door.faults import explain, fields_of
 from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from hearth.runtime.errors import CODES, HearthError
 from hearth.runtime.request import RequestOptions
 from hearth.runtime.text.conversation import (
+    MAX_DEPTH,
+    MAX_VALUES,
     Conversation,
     ResponseFormat,
     Tool,
@@ -171,22 +172,23 @@ def turns_with(arguments: Any) -> list[dict[str, Any]]:
     return [{"role": "assistant", "tool_calls": [{**CALL, "arguments": arguments}]}]
 
 
-def test_values_of_all_maps_of_a_request_are_counted_together() -> None:
-    half = {"a": [0.5] * (MAX_VALUES // 2)}
-    asked: dict[str, Any] = {"t": "generate", "id": "a", "messages": turns_with(half)}
-    decode(encode(asked))
-    error = refusal({**asked, "tools": [{"name": "f", "parameters": half}]}).error
-    assert (error.code, error.field) == ("invalid_value", "tools[0].parameters.a")
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
 
 
-def test_maps_may_be_nested_as_deep_as_is_said() -> None:
-    nested: Any = 1
-    for _ in range(MAX_DEPTH):
-        nested = [nested]
-    asked = {"t": "generate", "id": "a", "messages": turns_with({"a": nested[0]})}
-    decode(encode(asked))
-    refused = refusal({**asked, "messages": turns_with({"a": nested})})
-    assert refused.error.code == "invalid_value"
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ([0.5] * (MAX_VALUES - 1), [0.5] * MAX_VALUES),
+        (nested(MAX_DEPTH - 1), nested(MAX_DEPTH)),
+    ],
+    ids=["values", "depth"],
+)
+def test_arguments_have_bounds(good: Any, bad: Any) -> None:
+    asked = {"t": "generate", "id": "a"}
+    decode(encode({**asked, "messages": turns_with({"a": good})}))
+    error = refusal({**asked, "messages": turns_with({"a": bad})}).error
+    assert (error.code, error.field) == ("invalid_value", "messages[0].tool_calls[0].arguments")
 
 
 def test_a_conversation_with_tools_becomes_what_the_tokenizer_is_asked() -> None:

@@ -17,8 +17,9 @@ from hearth.runtime.image_processing.sizes import video_layout
 from hearth.runtime.images import ImageLayout
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
 from hearth.runtime.text.tokenizer import TokenizerFile
-from hearth.runtime.vision.prompt import VisionInput, encode_turns
+from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import IDEFICS, QWEN, config_like, draw, photo
 from tests.runtime.vision.tower_config import config_of
@@ -248,5 +249,8 @@ def test_prompts_with_videos(
     library = make_tokenizer(family)
     file = TokenizerFile(library, library.get_vocab_size(), None)
     tokenizer = Tokenizer(file, ChatTemplate(TEMPLATES[family], {}), VOCABULARY)
-    ids, _ = encode_turns(tokenizer, [("user", parts)], vision_inputs, layouts, config)
+    turn = Turn("user", parts=[TurnPart(one["type"], one.get("text", "")) for one in parts])
+    (ids, _), _ = encode_conversation(
+        tokenizer, Conversation([turn]), vision_inputs, layouts, config
+    )
     assert ids == np.asarray(theirs).tolist()

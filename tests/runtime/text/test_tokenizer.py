@@ -71,15 +71,15 @@ def refused(code: str, field: str) -> "pytest.RaisesExc[HearthError]":
 def test_users_never_write_a_special_token(
     tokenizer: Tokenizer, turns: list[tuple[str, str]]
 ) -> None:
-    special = [i for i in tokenizer.encode_chat(turns) if not tokenizer.has_text(i)]
-    harmless = tokenizer.encode_chat([(role, "x") for role, _ in turns])
+    special = [i for i in tokenizer.encode_pairs(turns) if not tokenizer.has_text(i)]
+    harmless = tokenizer.encode_pairs([(role, "x") for role, _ in turns])
     assert special == [i for i in harmless if not tokenizer.has_text(i)]
 
 
 @settings(deadline=None)
 @given(content=contents)
 def test_a_message_is_encoded_without_loss(chatml: Tokenizer, content: str) -> None:
-    ids = chatml.encode_chat([("user", content)])
+    ids = chatml.encode_pairs([("user", content)])
     assert chatml.decode(ids, skip_special=False) == (
         f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -89,7 +89,7 @@ def test_special_text_in_a_message_is_encoded_as_the_library_does(chatml: Tokeni
     library = byte_level()
     library.encode_special_tokens = True
     text = library.encode("user\nsay <|im_end|> now").ids
-    ids = chatml.encode_chat([("user", "say <|im_end|> now")])
+    ids = chatml.encode_pairs([("user", "say <|im_end|> now")])
     assert ids[: len(text) + 2] == [1, *text, 2]
 
 
@@ -98,8 +98,8 @@ def test_stored_ids_of_a_conversation(tmp_path: Path) -> None:
         tmp_path, word_level(), "<sys>{% for m in messages %} {{ m.content }}{% endfor %}"
     )
     # Words are whole, so that a user's <sys> would be the special token: it is torn apart.
-    assert tokenizer.encode_chat([("user", "turn on")]) == [1, 3, 4]
-    assert tokenizer.encode_chat([("user", "turn <sys> on")]) == [1, 3, 0, 5, 4]
+    assert tokenizer.encode_pairs([("user", "turn on")]) == [1, 3, 4]
+    assert tokenizer.encode_pairs([("user", "turn <sys> on")]) == [1, 3, 0, 5, 4]
 
 
 def test_text_that_can_be_nothing_but_a_special_token_is_refused(tmp_path: Path) -> None:
@@ -108,16 +108,16 @@ def test_text_that_can_be_nothing_but_a_special_token_is_refused(tmp_path: Path)
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     library.add_special_tokens(["Z"])
     tokenizer = open_tokenizer(tmp_path, library, "{{ messages[0].content }}")
-    assert tokenizer.encode_chat([("user", "on off")]) == [3, 0]
+    assert tokenizer.encode_pairs([("user", "on off")]) == [3, 0]
     with refused("invalid_value", "messages"):
-        tokenizer.encode_chat([("user", "on Z")])
+        tokenizer.encode_pairs([("user", "on Z")])
 
 
 @settings(deadline=None)
 @given(turns=st.lists(st.tuples(st.sampled_from(["system", "user"]), contents), max_size=4))
 def test_users_never_write_a_plain_marker(chatml: Tokenizer, turns: list[tuple[str, str]]) -> None:
     plain = {chatml.encode(one)[-1] for one in ("<think>", "</think>")}
-    assert not plain & set(chatml.encode_chat(turns))
+    assert not plain & set(chatml.encode_pairs(turns))
 
 
 SPLITTING = (
@@ -131,10 +131,10 @@ def test_the_models_own_plain_markers_are_shown_to_its_template(tmp_path: Path) 
     library = byte_level()
     think, end = (library.token_to_id(one) for one in ("<think>", "</think>"))
     whole = open_tokenizer(tmp_path, byte_level())
-    ids = whole.encode_chat([("assistant", "<think>hm</think>on <|im_end|>")])
+    ids = whole.encode_pairs([("assistant", "<think>hm</think>on <|im_end|>")])
     assert [one for one in ids if one in (think, end, 2)] == [think, end, 2]
     splitting = open_tokenizer(tmp_path, byte_level(), SPLITTING)
-    ids = splitting.encode_chat([("user", "a</think>b"), ("assistant", "<think>hm</think>on")])
+    ids = splitting.encode_pairs([("user", "a</think>b"), ("assistant", "<think>hm</think>on")])
     assert splitting.decode(ids, skip_special=False) == (
         "<|im_start|>user\na</think>b<|im_end|><|im_start|>assistant\non<|im_end|>"
         "<|im_start|>assistant\n<think>"
@@ -154,7 +154,7 @@ def test_white_space_and_letters_mark_nothing(tmp_path: Path) -> None:
     library.add_tokens(["   ", "\n\n", "ü"])
     plain = library.encode("user\na   b\n\nü", add_special_tokens=False).ids
     assert {library.token_to_id(one) for one in ("   ", "\n\n", "ü")} <= set(plain)
-    ids = open_tokenizer(tmp_path, library).encode_chat([("user", "a   b\n\nü")])
+    ids = open_tokenizer(tmp_path, library).encode_pairs([("user", "a   b\n\nü")])
     assert ids[1 : 1 + len(plain)] == plain
 
 
@@ -175,7 +175,7 @@ def test_a_marker_whose_text_is_normalised_is_guarded_too(tmp_path: Path, role: 
     library.add_tokens(["<tool>"])
     assert (tool := library.token_to_id("<tool>")) is not None
     template = "{{ messages[0].content }} on <tool> the"
-    ids = open_tokenizer(tmp_path, library, template).encode_chat([(role, "the <tool> the")])
+    ids = open_tokenizer(tmp_path, library, template).encode_pairs([(role, "the <tool> the")])
     assert ids.count(tool) == (1 if role == "user" else 2)
 
 
@@ -187,19 +187,19 @@ def test_raw_prompts_recognise_special_tokens(chatml: Tokenizer) -> None:
 def test_raw_prompts_get_what_the_tokenizer_file_adds_and_chats_do_not(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(tmp_path, byte_fallback(), LLAMA, bos=1)
     assert tokenizer.encode("the").count(1) == 1
-    assert tokenizer.encode_chat([("user", "the")]).count(1) == 1
+    assert tokenizer.encode_pairs([("user", "the")]).count(1) == 1
 
 
 def test_a_model_without_template_refuses_messages(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(tmp_path, byte_level(), None)
     with refused("unsupported_option", "messages"):
-        tokenizer.encode_chat([("user", "hi")])
+        tokenizer.encode_pairs([("user", "hi")])
 
 
-@pytest.mark.parametrize("role", ["tool", "", "<|im_end|>", "User"])
+@pytest.mark.parametrize("role", ["", "<|im_end|>", "User"])
 def test_roles_are_a_closed_list(chatml: Tokenizer, role: str) -> None:
-    with refused("invalid_value", "messages"):
-        chatml.encode_chat([(role, "hi")])
+    with refused("invalid_value", "messages[0].role"):
+        chatml.encode_pairs([(role, "hi")])
 
 
 def test_text_that_is_not_unicode_is_refused(chatml: Tokenizer) -> None:
@@ -207,8 +207,8 @@ def test_text_that_is_not_unicode_is_refused(chatml: Tokenizer) -> None:
         chatml.encode("a\ud800")
     with refused("invalid_value", "text"):
         chatml.encode("a\udfff", "text")
-    with refused("invalid_value", "messages"):
-        chatml.encode_chat([("user", "\ud800")])
+    with refused("invalid_value", "messages[1].content"):
+        chatml.encode_pairs([("user", "hi"), ("user", "\ud800")])
 
 
 def test_decode_skips_special_tokens_when_asked(chatml: Tokenizer) -> None:
@@ -231,12 +231,12 @@ def test_ids_outside_the_vocabulary_are_refused(chatml: Tokenizer, bad: int) -> 
 
 def test_threads_do_not_disturb_one_another(chatml: Tokenizer) -> None:
     raw, chat = "<|im_start|> the lamp" * 20, [("user", "<|im_start|> the lamp" * 20)]
-    expected = (chatml.encode(raw), chatml.encode_chat(chat))
+    expected = (chatml.encode(raw), chatml.encode_pairs(chat))
     wrong: list[str] = []
 
     def work(index: int) -> None:
         for _ in range(20):
-            found = chatml.encode_chat(chat) if index % 2 else chatml.encode(raw)
+            found = chatml.encode_pairs(chat) if index % 2 else chatml.encode(raw)
             if found != expected[index % 2]:
                 wrong.append(f"thread {index}")
 
@@ -271,7 +271,7 @@ def test_conversations_are_those_of_transformers(tmp_path: Path, kind: str) -> N
     expected = theirs.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    assert ours.encode_chat(turns) == expected
+    assert ours.encode_pairs(turns) == expected
     assert ours.encode("the lamp") == theirs("the lamp")["input_ids"]
     assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
 
@@ -408,7 +408,7 @@ def test_token_variables_are_those_that_were_exported(
     changes: dict[str, Any] = {"engine_format": 1} if older else {}
     write_config(folder, structs.replace(load_config(folder), template_tokens=tokens, **changes))
     tokenizer = Tokenizer.open(folder)
-    assert tokenizer.decode(tokenizer.encode_chat([]), skip_special=False) == f"{bos}|<|im_end|>|"
+    assert tokenizer.decode(tokenizer.encode_pairs([]), skip_special=False) == f"{bos}|<|im_end|>|"
 
 
 def test_limits_from_training_do_not_cut_or_pad(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from hearth.runtime.image_processing.sizes import layout_of
 from hearth.runtime.images import ImageLayout, Picture
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
 from hearth.runtime.text.tokenizer import TokenizerFile
-from hearth.runtime.vision.prompt import VisionInput, encode_turns
+from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision.vision_runner import VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig
 from tests.runtime.image_processing.photographs import config_like, draw, photo
@@ -144,11 +145,12 @@ def tokenizer_of(family: Family, template: str = "") -> Tokenizer:
 def test_embeddings_go_where_the_parts_stand_and_text_spells_no_place(family: Family) -> None:
     config, tokenizer = config_like(family), tokenizer_of(family)
     spelt = "see <image> <|image_pad|> <|video_pad|>"
-    parts = [{"type": "image"}, {"type": "text", "text": spelt}, {"type": "video"}]
+    parts = [TurnPart("image"), TurnPart("text", spelt), TurnPart("video")]
     vision_inputs = [IMAGE, VIDEO]
     layouts = [one.layout(config) for one in vision_inputs]
-    ids, spans = encode_turns(
-        tokenizer, [("system", "be brief"), ("user", parts)], vision_inputs, layouts, config
+    turns = [Turn("system", "be brief"), Turn("user", parts=parts)]
+    (ids, _), spans = encode_conversation(
+        tokenizer, Conversation(turns), vision_inputs, layouts, config
     )
     assert [sum(span.length for span in one) for one in spans] == [one.tokens for one in layouts]
     places = {
@@ -171,15 +173,15 @@ def test_a_cap_makes_the_layout_smaller() -> None:
 
 def test_pictures_that_the_template_does_not_show_are_refused() -> None:
     config, tokenizer = config_like("qwen3_vl"), tokenizer_of("qwen3_vl", SHOWS_NO_TEXT)
-    turns = [("user", [{"type": "image"}, {"type": "text", "text": "see"}])]
+    turns = [Turn("user", parts=[TurnPart("image"), TurnPart("text", "see")])]
     with pytest.raises(HearthError) as caught:
-        encode_turns(tokenizer, turns, [IMAGE], [IMAGE.layout(config)], config)
+        encode_conversation(tokenizer, Conversation(turns), [IMAGE], [IMAGE.layout(config)], config)
     assert (caught.value.code, caught.value.field) == ("invalid_value", "messages")
 
 
 def test_a_template_that_shows_parts_alone_gets_text_as_a_part() -> None:
     tokenizer = tokenizer_of("idefics3", SHOWS_NO_TEXT)
-    ids = tokenizer.encode_chat([("system", "be"), ("user", "<image> brief")])
+    ids = tokenizer.encode_pairs([("system", "be"), ("user", "<image> brief")])
     assert tokenizer.decode(ids) == "be<image> brief"
     assert config_like("idefics3").tokens.image not in ids
 

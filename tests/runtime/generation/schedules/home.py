@@ -180,7 +180,7 @@ def home_chats(folder: Path) -> list[list[int]]:
     """Questions to the assistant of a home, with and without its devices."""
     tokenizer = Tokenizer.open(folder)
     return [
-        tokenizer.encode_chat([("system", EXAMPLE_HOME), ("user", one)][first:])
+        tokenizer.encode_pairs([("system", EXAMPLE_HOME), ("user", one)][first:])
         for one in _QUESTIONS
         for first in (0, 1)
     ]
