@@ -5,7 +5,7 @@ Times are seconds of the system-wide monotonic clock, so they compare across pro
 Control messages travel on a socket of their own and never wait behind work.
 """
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +14,7 @@ from hearth.actors.settings import Level
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import FinishReason, RequestOptions, RowRequest, RowRound, RowToken
 from hearth.runtime.text.conversation import Conversation, ResponseFormat
+from hearth.runtime.text.reply_reader import CallPiece
 
 
 class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
@@ -149,7 +150,7 @@ class Request(ActorMessage, tag="request"):
     by a grammar of `options`. Images are encoded once the scheduler has admitted it.
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
-    `client` take turns with those of others.
+    `client` take turns with those of others. `features` are what the client reads of a reply.
     """
 
     rid: int
@@ -160,6 +161,7 @@ class Request(ActorMessage, tag="request"):
     chat: Conversation | None = None
     prompt: str | None = None
     response_format: ResponseFormat | None = None
+    features: list[str] = []
     visuals: list[Visual] = []
     token_ids: list[int] = []
     encoded: float = 0.0
@@ -345,6 +347,8 @@ EncoderControl = SetLogLevel | Shutdown
 
 # --- to the front door --------------------------------------------------------------------
 
+ReplyEnd = FinishReason | Literal["tool_calls"]
+
 
 class Accepted(ActorMessage, tag="accepted"):
     """The scheduler has queued the request; see `Request`."""
@@ -369,13 +373,20 @@ class Embedded(ActorMessage, tag="embedded"):
 
 
 class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
-    """New text and tokens of one request; `finish` ends it."""
+    """New text and tokens of one request; `finish` ends it, at `stop_string` if there is one.
+
+    `spellings` are the bytes of the token and of each alternative of `logprobs`, where asked for.
+    """
 
     rid: int
     text: str
     tokens: list[int]
     logprobs: list[RowToken] = []
-    finish: FinishReason | None = None
+    finish: ReplyEnd | None = None
+    reasoning: str = ""
+    calls: list[CallPiece] = []
+    stop_string: str = ""
+    spellings: list[list[bytes]] = []
 
 
 class Deltas(ActorMessage, tag="deltas"):

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -43,86 +43,15 @@ from hearth.actors.messages import (
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY
 from hearth.actors.tokenizer.prompt_images import PromptImages
+from hearth.actors.tokenizer.text_streams import TextStreams, failed_with, joined
+from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import FinishReason, RowToken
-from hearth.runtime.text import TextStream, Tokenizer
-from hearth.runtime.text.conversation import Conversation, Turn
-
-_INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
-_SENTENCES = {
-    "non_finite": "the model computed values that are not finite for this request: change it, "
-    "and export the model again if others fail too",
-}
-
-
-class TextStreams:
-    """The text of every open request: tokens in, messages out, no sockets."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._open: dict[int, TextStream] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def open(self, request: Request) -> None:
-        """Begin the text of a request; raises `invalid_value` for an empty stop string."""
-        self._open[request.rid] = TextStream(self._tokenizer, request.options.stop)
-
-    def drop(self, rid: int) -> None:
-        """Forget a request; unknown ones are ignored."""
-        self._open.pop(rid, None)
-
-    def take(self, rid: int, token: RowToken) -> RowDelta | Failed | None:
-        """Turn one token into a delta or a failure; None for a request that is not open.
-
-        A request that ends with the token, in text or failure, is forgotten.
-        """
-        stream = self._open.get(rid)
-        if stream is None:
-            return None
-        try:
-            answer = failed_with(rid, token.error) if token.error else _delta(rid, stream, token)
-        except Exception:  # noqa: BLE001 - no row may take the others with it
-            _log.exception("a token could not be turned into text", rid=rid)
-            answer = failed_with(rid, "internal")
-        if isinstance(answer, Failed) or answer.finish is not None:
-            self.drop(rid)
-        return answer
-
-    def cut(self, rid: int) -> RowDelta | None:
-        """The last delta of a request that gets no more tokens; None if it is not open."""
-        stream = self._open.pop(rid, None)
-        return None if stream is None else RowDelta(rid, stream.finish(), [], finish="length")
-
-
-def failed_with(rid: int, code: str) -> Failed:
-    """The failure `code` of one request, with its message for users."""
-    return Failed([rid], code, _SENTENCES.get(code, _INTERNAL))
-
-
-def joined(first: RowDelta, second: RowDelta) -> RowDelta:
-    """Two successive deltas of one request as one."""
-    return RowDelta(
-        first.rid,
-        first.text + second.text,
-        first.tokens + second.tokens,
-        first.logprobs + second.logprobs,
-        second.finish,
-    )
-
-
-def _delta(rid: int, stream: TextStream, token: RowToken) -> RowDelta:
-    # A row stops by itself at an end token only, which is no text even where it has a spelling.
-    text = "" if token.finish == "stop" else stream.push(token.token_id)
-    finish: FinishReason | None = token.finish
-    if finish is not None:
-        text += stream.finish()
-    if stream.stopped:
-        finish = "stop"
-    logprobs = [] if token.logprob is None else [token]
-    return RowDelta(rid, text, [token.token_id], logprobs, finish)
-
+from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
+from hearth.runtime.request import RowToken
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, Tool, Turn
+from hearth.runtime.text.reply_format import ReplyFormat
+from hearth.runtime.text.reply_grammar import reply_grammar
 
 SEND_TIMEOUT_S = 10.0
 """Seconds for which a send to scheduler or front door may wait before it is given up."""
@@ -192,13 +121,22 @@ class _Lane:
             self._waiting[client] = requests
 
 
+class _Prompt(NamedTuple):
+    """Token ids of a prompt, its images, and whether it ends inside reasoning."""
+
+    ids: list[int]
+    images: Sequence[PromptImage] = ()
+    in_reasoning: bool = False
+
+
 class TokenizerActor:
     """The tokenizer's loop: encodes requests for the scheduler, and detokenizes steps for the door.
 
     Steps never wait for an encoding, and short texts never for very long ones. A request that is
     cancelled before it has been submitted never is. Changes of rows are passed on to the scheduler
     after their tokens went to the door, and so is the loss of an executor, whose late outputs are
-    dropped. The actor owns its mailboxes. `images` expands visuals, for a vision model.
+    dropped. The actor owns its mailboxes. `ends` are the model's end tokens. `images` expands
+    visuals, for a vision model.
     """
 
     def __init__(
@@ -209,6 +147,7 @@ class TokenizerActor:
         to_scheduler_control: Sender[SchedulerControl],
         to_door: Sender[DoorMessage],
         tokenizer: Tokenizer,
+        ends: Collection[int],
         images: PromptImages | None = None,
     ) -> None:
         self._inbox = inbox
@@ -217,7 +156,7 @@ class TokenizerActor:
         self._to_door = to_door
         self._tokenizer = tokenizer
         self._images = images
-        self._streams = TextStreams(tokenizer)
+        self._streams = TextStreams(tokenizer, ends)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
         self._unsent_failures: deque[Failed] = deque()
@@ -225,6 +164,11 @@ class TokenizerActor:
         self._executor: int | None = None
         self._heard = 0
         self.lost = 0
+
+    @property
+    def reply_format(self) -> ReplyFormat | None:
+        """The form of the model's replies; None where it has no chat template."""
+        return self._tokenizer.reply_format
 
     def limit_images(self, most_tokens: int) -> None:
         """Limit the tokens of an image from now on."""
@@ -312,7 +256,8 @@ class TokenizerActor:
             await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
     async def _queue(self, message: Request | Convert) -> None:
-        lane = self._bulk if _size(message) >= _BULK else self._intake
+        costly = isinstance(message, Request) and _asked_form(message)
+        lane = self._bulk if costly or _size(message) >= _BULK else self._intake
         refused = lane.add(message)
         if refused is not None:
             await self._answer(
@@ -330,15 +275,16 @@ class TokenizerActor:
             await self._answer(_as_failed(message.rid, error))
 
     async def _submit(self, message: Request, lane: _Lane) -> None:
-        ids, images = await self._read(message)
+        prompt = await self._read(message)
+        grammar = await self._grammar(message, in_reasoning=prompt.in_reasoning)
         # From here on a cancel goes behind it.
         if not lane.remove(message.rid):
             return
-        if not ids:
+        if not prompt.ids:
             field = "messages" if message.prompt is None else "prompt"
             raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
         # Opened before the scheduler knows of it, so that no token can come too early.
-        self._streams.open(message)
+        self._streams.open(message, in_reasoning=prompt.in_reasoning)
         encoded = time.monotonic()
         request = structs.replace(
             message,
@@ -346,44 +292,71 @@ class TokenizerActor:
             prompt=None,
             response_format=None,
             visuals=[],
-            token_ids=ids,
+            features=[],
+            token_ids=prompt.ids,
             encoded=encoded,
-            images=images,
+            images=[*prompt.images],
+            options=structs.replace(message.options, grammar=grammar),
         )
         await self._to_scheduler.send(request, SEND_TIMEOUT_S)
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
         if ids is None:
-            found, _ = await self._read(request)
-            await self._answer(Converted(request.rid, tokens=found))
+            found = await self._read(request)
+            await self._answer(Converted(request.rid, tokens=found.ids))
             return
         text = await _run(
             lambda: self._tokenizer.decode(ids, skip_special=False), long=len(ids) >= _LONG_IDS
         )
         await self._answer(Converted(request.rid, text=text))
 
-    async def _read(self, message: Request | Convert) -> tuple[list[int], list[PromptImage]]:
-        """The token ids of a request, and its images if it is to be submitted."""
+    async def _read(self, message: Request | Convert) -> _Prompt:
+        """The prompt of a request, with its images if it is to be submitted."""
         text = message.prompt if isinstance(message, Request) else message.text
         if text is not None:
             field = "prompt" if isinstance(message, Request) else "text"
             encode = partial(self._tokenizer.encode, text, field)
-            return await _run(encode, long=len(text) >= _LONG_TEXT), []
+            return _Prompt(await _run(encode, long=len(text) >= _LONG_TEXT))
         conversation, visuals = message.chat or Conversation([]), message.visuals
         turns = conversation.turns
         long = _letters(turns) >= _LONG_TEXT
         if not visuals and not any(turn.parts for turn in turns):
             encoded = await _run(lambda: self._tokenizer.encode_chat(conversation), long=long)
-            return encoded.ids, []
+            return _Prompt(encoded.ids, in_reasoning=encoded.in_reasoning)
         if (images := self._images) is None:
             raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
         prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
         if isinstance(message, Convert):
-            return prompt.ids, []
+            return _Prompt(prompt.ids)
         digested = _size(message) - _letters(turns)
         works = partial(images.works, prompt, visuals)
-        return prompt.ids, await _run(works, long=digested >= _LONG_TEXT)
+        shown = await _run(works, long=digested >= _LONG_TEXT)
+        return _Prompt(prompt.ids, shown, in_reasoning=prompt.in_reasoning)
+
+    async def _grammar(self, request: Request, *, in_reasoning: bool) -> str:
+        """The grammar of what a request asks of its reply, checked; "" where that is nothing."""
+        if not (field := _asked_form(request)):
+            return ""
+        require(field)
+        return await _run(partial(self._compose, request, in_reasoning=in_reasoning), long=True)
+
+    def _compose(self, request: Request, *, in_reasoning: bool) -> str:
+        chat, asked = request.chat or Conversation([]), request.response_format
+        schemas: dict[str, dict[str, Any] | bool] = {
+            f"tools[{index}].parameters": tool.parameters
+            for index, tool in enumerate(chat.tools)
+            if _enforced(chat, tool)
+        }
+        if asked is not None and asked.schema is not None:
+            schemas["response_format.schema"] = asked.schema
+        check_schemas(schemas)
+        if asked is not None and asked.kind == "regex":
+            check_regex(asked.grammar, "response_format.regex")
+        if asked is not None and asked.kind == "lark":
+            check_lark(asked.grammar, "response_format.grammar")
+        grammar = reply_grammar(self._tokenizer, chat, asked, in_reasoning=in_reasoning)
+        return grammar or ""
 
     async def _step(self, step: StepOutput) -> None:
         began = time.monotonic()
@@ -463,12 +436,14 @@ def open_tokenizer(
     HearthError for a folder that cannot be read.
     """
     tokenizer = Tokenizer.open(engine)
+    ends = frozenset(load_config(engine).eos_token_ids)
     return TokenizerActor(
         inbox=Receiver(context, [TOKENIZER, socket], TokenizerMessage, WORK_LIMIT),
         to_scheduler=Sender(context, SCHEDULER, WORK_LIMIT),
         to_scheduler_control=Sender(context, SCHEDULER_CONTROL, CONTROL_LIMIT),
         to_door=Sender(context, DOOR, WORK_LIMIT),
         tokenizer=tokenizer,
+        ends=ends,
         images=see and see(tokenizer),
     )
 
@@ -486,6 +461,25 @@ def _size(message: Request | Convert) -> int:
         frames = (frame for visual in message.visuals for frame in visual.frames)
         size += sum(frame.slot.size for frame in frames) // _HASHED
     return size
+
+
+def _asked_form(request: Request) -> str:
+    """The field that asks for what a grammar has to enforce; "" where none does."""
+    chat = request.chat or Conversation([])
+    fields = {
+        "response_format": request.response_format is not None,
+        "tool_choice": chat.tool_choice not in {"none", "auto"},
+        "reasoning_budget": chat.reasoning_budget is not None,
+        "tools": any(_enforced(chat, tool) for tool in chat.tools),
+    }
+    return next((name for name, asked in fields.items() if asked), "")
+
+
+def _enforced(chat: Conversation, tool: Tool) -> bool:
+    """True if arguments of this tool have to follow its schema."""
+    if chat.tool_choice == "auto":
+        return tool.strict
+    return chat.tool_choice in {"required", f"={tool.name}"}
 
 
 def _letters(turns: Sequence[Turn]) -> int:

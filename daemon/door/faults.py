@@ -214,7 +214,7 @@ def _fields_above(data: memoryview) -> dict[str, Raw]:
 
 
 def _end(data: memoryview, at: int) -> int | None:
-    """Where the value at `at` ends; None where it is nested too deep, or has too many items."""
+    """The end of the value at `at`; None where it is nested too deep, or has too many items."""
     left = [1]
     for _ in range(_MOST_ITEMS):
         while left and not left[-1]:

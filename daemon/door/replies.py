@@ -21,7 +21,7 @@ from hearth.daemon.door import sessions
 from hearth.daemon.door import state as door_state
 from hearth.daemon.door.request_tracker import OWN_REPORT, RequestTracker
 from hearth.runtime.errors import CODES
-from hearth.runtime.request import RowRound, RowToken
+from hearth.runtime.request import RowRound
 from hearth_client import protocol
 from hearth_client.protocol import ExecutorReport
 
@@ -156,10 +156,11 @@ class ActorMessageHandler:
             # Two actors write to the door's inbox: tokens may overtake the scheduler's message.
             request.early.append((row, step))
             return
-        if row.tokens or row.text:
+        if row.tokens or row.text or row.reasoning or row.calls:
             _count(request, row, step)
             self._delta(request, row, step.ended)
         if row.finish is not None:
+            request.stop_string = row.stop_string
             self._tracker.done(request, row.finish)
 
     def _delta(self, request: sessions.OpenRequest, row: RowDelta, ended: float) -> None:
@@ -169,8 +170,16 @@ class ActorMessageHandler:
             seq=0,
             text=row.text,
             tokens=row.tokens,
-            logprobs=[_logprob(token) for token in row.logprobs],
+            logprobs=_logprobs(row),
             ended=ended if request.timestamps else None,
+            reasoning=row.reasoning,
+            tool_calls=[
+                protocol.CallPiece(
+                    index=one.index, id=one.id, name=one.name, arguments=one.arguments
+                )
+                for one in row.calls
+                if one.id or one.arguments
+            ],
         )
         delivery.send_delta(request, delta)
         self._tracker.stop_if_slow(request.session)
@@ -219,6 +228,14 @@ def _count(request: sessions.OpenRequest, row: RowDelta, step: Deltas) -> None:
     request.detokenize_s += step.detokenize_s
 
 
-def _logprob(token: RowToken) -> protocol.TokenLogprob:
-    top = [(other.token_id, other.logprob) for other in token.top]
-    return protocol.TokenLogprob(logprob=token.logprob or 0.0, top=top)
+def _logprobs(row: RowDelta) -> list[protocol.TokenLogprob]:
+    spellings = row.spellings or [[]] * len(row.logprobs)
+    return [
+        protocol.TokenLogprob(
+            logprob=token.logprob or 0.0,
+            top=[(other.token_id, other.logprob) for other in token.top],
+            token_bytes=b"".join(spelt[:1]),
+            top_bytes=spelt[1:],
+        )
+        for token, spelt in zip(row.logprobs, spellings, strict=True)
+    ]

@@ -206,6 +206,8 @@ class RequestTracker:
                 speculation=speculation_of(request),
                 images=images_of(request),
             )
+            if "end_details" in request.session.features:
+                done.stop = request.stop_string
             self.delivery.send(request.session, done)
             self._record(request, reason, "cancelled" if reason == "cancelled" else "completed")
 
@@ -226,6 +228,8 @@ class RequestTracker:
         if self.sessions.close(request):
             error = Error(id=request.id, code=code, message=message, field=field or "")
             error.retry_after_s = self.retry_after_s(code, request.session, ahead)
+            if request.accepted and "end_details" in request.session.features:
+                error.usage = usage_of(request)
             if (code, field) == PINS_FULL and self.make_room(request.session.peer, pins=True):
                 error.retry_after_s = LEAST_S
             self.delivery.send(request.session, error)

@@ -31,7 +31,7 @@ class Outbox:
         self.blocked_since = 0.0
         self.bytes = 0
         self._answers: deque[Answer] = deque()
-        self._deltas: dict[str, Delta] = {}
+        self._deltas: dict[tuple[str, int], Delta] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -43,17 +43,19 @@ class Outbox:
         self._answers.append(answer)
         self.bytes += _bytes_of(answer)
         if isinstance(answer, Delta):
-            self._deltas[answer.id] = answer
+            self._deltas[answer.id, answer.choice] = answer
         elif isinstance(answer, (Done, Error)):
             # The id may be used again: text of the next reply does not belong before this.
-            self._deltas.pop(answer.id, None)
+            self._take_deltas(answer.id)
 
     def merge(self, more: Delta) -> bool:
-        """Grow the delta of the same request that waits here; False when none does."""
-        delta = self._deltas.get(more.id)
+        """Grow the delta of the same reply that waits here; False when none does."""
+        delta = self._deltas.get((more.id, more.choice))
         if delta is None:
             return False
         delta.text += more.text
+        delta.reasoning += more.reasoning
+        delta.tool_calls = [*delta.tool_calls, *more.tool_calls]
         delta.tokens.extend(more.tokens)
         delta.logprobs.extend(more.logprobs)
         delta.ended = more.ended
@@ -69,15 +71,21 @@ class Outbox:
         answer = self._answers.popleft()
         self.blocked_since = now
         self.bytes -= _bytes_of(answer)
-        if isinstance(answer, Delta) and self._deltas.get(answer.id) is answer:
-            del self._deltas[answer.id]
+        if isinstance(answer, Delta):
+            key = answer.id, answer.choice
+            if self._deltas.get(key) is answer:
+                del self._deltas[key]
 
     def withdraw(self, request_id: str) -> None:
-        """Drop the delta of a request that has failed."""
-        delta = self._deltas.pop(request_id, None)
-        if delta is not None:
+        """Drop the deltas of a request that has failed."""
+        for delta in self._take_deltas(request_id):
             self._answers = deque(one for one in self._answers if one is not delta)
             self.bytes -= _bytes_of(delta)
+
+    def _take_deltas(self, request_id: str) -> list[Delta]:
+        """The last delta of each reply of a request, which grows no more."""
+        keys = [key for key in self._deltas if key[0] == request_id]
+        return [self._deltas.pop(key) for key in keys]
 
 
 def _bytes_of(answer: Answer) -> int:
@@ -89,7 +97,9 @@ def _bytes_in(answer: Answer) -> int:
     if isinstance(answer, Delta):
         numbers = sum(1 + len(token.top) for token in answer.logprobs)
         ids = _TOKEN_BYTES * len(answer.tokens)
-        return len(answer.text.encode()) + ids + _LOGPROB_BYTES * numbers
+        calls = sum(_ANSWER_BYTES + len(piece.arguments.encode()) for piece in answer.tool_calls)
+        text = len(answer.text.encode()) + len(answer.reasoning.encode())
+        return text + calls + ids + _LOGPROB_BYTES * numbers
     if isinstance(answer, Tokens):
         return _TOKEN_BYTES * len(answer.tokens)
     return len(answer.text.encode()) if isinstance(answer, Detokenized) else 0
@@ -137,6 +147,7 @@ class OpenRequest:
     images: Sequence[str] = ()
     images_s: float = 0.0
     embedded: Embedded | None = None
+    stop_string: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,6 +159,7 @@ class Session:
     `uid:N` on the local socket, `key:PUBLICKEY` on TCP. `status_only` ones may ask for
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
+    `features` are what its client reads beyond the first version, by name.
     `expires` is by the door's running clock, as all times of leases are. `generations` counts those
     among the open ones. One that `pins` has asked the prefix cache to keep something, `pinned`
     tokens of prompts that have run.
@@ -168,6 +180,7 @@ class Session:
     peer: str = ""
     pins: bool = False
     pinned: int = 0
+    features: frozenset[str] = frozenset()
 
     @property
     def is_idle(self) -> bool:

@@ -12,6 +12,7 @@ from hearth.daemon.door.conversations import (
     response_format_of,
 )
 from hearth.daemon.door.faults import DECODE_ERRORS, explain, fields_of, id_of
+from hearth.daemon.door.sessions import Session
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RequestOptions, check_options, seeded
 from hearth_client.protocol import (
@@ -28,6 +29,8 @@ from hearth_client.protocol import (
 )
 
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
+READ_FEATURES = frozenset({"reasoning", "tool_calls", "token_bytes"})
+"""Features of a client by which the tokenizer reads its replies."""
 _OPTIONS = [name for name in RequestOptions.__struct_fields__ if name in Generate.__struct_fields__]
 # https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACEPARENT = re.compile(
@@ -63,19 +66,21 @@ def prepare(
     message: Generate,
     rid: int,
     deadline: float | None,
-    client: int,
-    defaults: Mapping[str, float] | None = None,
+    session: Session,
+    own: Mapping[str, float],
 ) -> Request:
-    """Build the tokenizer's message of a generation; `defaults` are the model's own options."""
+    """Build the tokenizer's message of a generation; `own` are the model's own options."""
+    features = session.features
     return Request(
         rid,
-        seeded(_options(message, defaults or {})),
+        seeded(_options(message, own if "generation_defaults" in features else {})),
         message.priority,
         deadline,
-        client,
+        session.number,
         chat=conversation_of(message),
         prompt=message.prompt,
         response_format=response_format_of(message),
+        features=sorted(features & READ_FEATURES),
     )
 
 

@@ -37,6 +37,7 @@ class House:
             to_scheduler_control=self.control,
             to_door=self.door,
             tokenizer=inputs.tokenizer,
+            ends=(),
             images=inputs.images,
         )
         self._known = msgspec.msgpack.Decoder(m.TokenizerMessage)

@@ -81,6 +81,7 @@ async def harness(
         to_scheduler_control=connect("inproc://c"),
         to_door=to_door,
         tokenizer=tokenizer,
+        ends=(),
         images=images,
     )
     made = Harness(connect("inproc://t"), scheduler, control, door, actor)

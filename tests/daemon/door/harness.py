@@ -29,6 +29,7 @@ from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
 from hearth.runtime.text.conversation import Turn
+from hearth.runtime.text.reply_reader import CallPiece
 
 T = TypeVar("T")
 LIMIT = 2000
@@ -44,7 +45,8 @@ class FakeActors:
     count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
     nothing at all; fail: accepted, one token, then a failure; blind: accepted, then image 1 is
     broken; early: tokens before `accepted`; flood: as count without pauses and 1,000 characters a
-    token; logprobs: one token with them; speculate: two rounds of three and one token before
+    token; logprobs: one token with them; calls: reasoning and a call in pieces, and the end of a
+    stop string;  speculate: two rounds of three and one token before
     `accepted`, and one after it. What has images is embedded once the first token has been told.
     """
 
@@ -122,10 +124,9 @@ class FakeActors:
             await self._send(m.Failed([rid], "image_invalid", "it is broken", "images[1]"))
         elif word == "speculate":
             await self._send(self._round(rid, 2, finish="stop"))
-        elif word == "logprobs":
-            token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
-            row = m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")
-            await self._send(m.Deltas([row], time.monotonic()))
+        elif word in {"logprobs", "calls"}:
+            for row in self._logprobs(rid) if word == "logprobs" else self._calls(rid):
+                await self._send(m.Deltas([row], time.monotonic()))
         elif word != "hang":
             await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
 
@@ -149,6 +150,26 @@ class FakeActors:
         placed = {} if index % 10 else {rid: self.heard[rid]}
         cached = dict.fromkeys(placed, index + 3)
         return m.Deltas([row], time.monotonic(), placed, detokenize_s=0.25, cached=cached)
+
+    @staticmethod
+    def _logprobs(rid: int) -> list[m.RowDelta]:
+        token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
+        return [m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")]
+
+    @staticmethod
+    def _calls(rid: int) -> list[m.RowDelta]:
+        return [
+            m.RowDelta(rid, "", [1], reasoning="hm"),
+            m.RowDelta(rid, "ok", [2, 3], calls=[CallPiece(0, "c1", "f", '{"a"')]),
+            m.RowDelta(
+                rid,
+                "",
+                [4],
+                calls=[CallPiece(0, arguments=": 1}"), CallPiece(0, complete=True)],
+                finish="tool_calls",
+                stop_string="END",
+            ),
+        ]
 
     @staticmethod
     def _round(rid: int, count: int, finish: FinishReason | None = None) -> m.Deltas:

@@ -17,6 +17,7 @@ from hearth.actors.messages import Convert, Request
 from hearth.daemon.door import faults, local_socket
 from hearth.daemon.door.curve_socket import memory_of_process
 from hearth.daemon.door.faults import explain, fields_of
+from hearth.daemon.door.sessions import Outbox, Session
 from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from hearth.runtime.errors import CODES, HearthError
 from hearth.runtime.request import RequestOptions
@@ -165,6 +166,14 @@ def test_a_message_of_many_items_above_what_is_nested_too_deep_is_not_searched_f
     assert (refused.error.code, refused.error.field, refused.id) == ("bad_message", "stop", "a")
 
 
+def session(*features: str) -> Session:
+    return Session(1, 7, "test", 30.0, 0.0, Outbox(), features=frozenset(features))
+
+
+def asked_by(message: Generate) -> Request:
+    return prepare(message, 1, None, session(), {})
+
+
 CALL = {"id": "c", "name": "f"}
 
 
@@ -216,7 +225,7 @@ def test_a_conversation_with_tools_becomes_what_the_tokenizer_is_asked() -> None
     assert convert(message, 1, 7).chat == means
     generate = decode(encode({"t": "generate", "id": "a", **asked, "reasoning_budget": 5}))
     assert isinstance(generate, Generate)
-    assert prepare(generate, 1, None, 7).chat == structs.replace(means, reasoning_budget=5)
+    assert asked_by(generate).chat == structs.replace(means, reasoning_budget=5)
 
 
 @pytest.mark.parametrize(
@@ -233,16 +242,18 @@ def test_a_conversation_with_tools_becomes_what_the_tokenizer_is_asked() -> None
 def test_the_form_of_an_answer_is_passed_on(asked: Any, means: ResponseFormat | None) -> None:
     message = decode(encode({**GENERATE, "response_format": asked}))
     assert isinstance(message, Generate)
-    assert prepare(message, 1, None, 7).response_format == means
+    assert asked_by(message).response_format == means
 
 
 def test_options_of_sampling_that_are_left_out_are_the_model_s_own_where_these_are_given() -> None:
     own = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    wanted = session("generation_defaults", "reasoning", "of-tomorrow")
     message = decode(encode({**GENERATE, "temperature": 0, "top_k": None, "seed": 1}))
     assert isinstance(message, Generate)
-    assert prepare(message, 1, None, 7).options == RequestOptions(seed=1)
-    options = prepare(message, 1, None, 7, own).options
-    assert options == RequestOptions(seed=1, temperature=0.0, top_k=20, top_p=0.95)
+    assert prepare(message, 1, None, session(), own).options == RequestOptions(seed=1)
+    asked = prepare(message, 1, None, wanted, own)
+    assert asked.options == RequestOptions(seed=1, temperature=0.0, top_k=20, top_p=0.95)
+    assert asked.features == ["reasoning"]
 
 
 def test_names_with_quotes_stay_names() -> None:
@@ -318,9 +329,10 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
             ignore_eos=True,
             priority=2,
         ),
-        rid=9,
-        deadline=12.5,
-        client=4,
+        9,
+        12.5,
+        session(),
+        {},
     )
     options = RequestOptions(
         max_tokens=7,
@@ -331,8 +343,8 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
         logprobs=0,
         ignore_eos=True,
     )
-    assert asked == Request(9, options, 2, 12.5, 4, chat=Conversation([Turn("user", "hi")]))
-    seeded = prepare(Generate(id="a", prompt="x", seed=0, speculation=False), 1, None, 1)
+    assert asked == Request(9, options, 2, 12.5, 7, chat=Conversation([Turn("user", "hi")]))
+    seeded = asked_by(Generate(id="a", prompt="x", seed=0, speculation=False))
     assert seeded.options == RequestOptions(seed=0, speculation=False)
 
 
