@@ -18,9 +18,13 @@ class CallForm(msgspec.Struct, frozen=True, omit_defaults=True):
     and up to `head_close`, if any, the id with `id_place` "after", or what is of no use. An
     argument is `key_open`, its name, `key_close`, up to `value_open`, if any, its type, the value
     and `value_close`. `quote` encloses text in the dialect of "bare".
+
+    A reply of "channels" is messages: a head, `head_close` and a body up to one of `section` or
+    `call[1]`. It is a call where the head has `call[0]` and a name, reasoning where it has
+    `key_open`, else text.
     """
 
-    kind: Literal["json", "named", "tagged", "python", "bare"]
+    kind: Literal["json", "named", "tagged", "python", "bare", "channels"]
     section: tuple[str, str] = ("", "")
     call: tuple[str, str] = ("", "")
     separator: str = ""
@@ -50,3 +54,13 @@ class ReplyFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     source: Literal["setting", "response_template", "known", "probe", "own"]
     reasoning: tuple[str, str] = ("", "")
     calls: CallForm | None = None
+
+
+def marks_of(shape: ReplyFormat) -> list[str]:
+    """All that stands in a reply beside what the model says: its special tokens are looked for."""
+    form = shape.calls
+    if form is None:
+        return [*shape.reasoning]
+    found = [*shape.reasoning, *form.section, *form.call, form.section[0] + form.call[0]]
+    found += [form.separator, form.id_close, form.name_close, form.head_close, form.key_open]
+    return [*found, form.key_close, form.value_open, form.value_close, form.quote]

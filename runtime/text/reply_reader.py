@@ -2,43 +2,25 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
 from hearth.runtime.text.conversation import Tool
-from hearth.runtime.text.reply_format import ReplyFormat
-from hearth.runtime.text.stream import TextStream
+from hearth.runtime.text.reply_format import ReplyFormat, marks_of
+from hearth.runtime.text.reply_parser import CallPiece, ReplyParser, ReplyPieces
+from hearth.runtime.text.stream import IncrementalDecoder, StopMatcher, TextStream
 from hearth.runtime.text.tokenizer import Tokenizer
 
+__all__ = ["CallPiece", "ReplyPieces", "ReplyReader"]
 
-class CallPiece(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """A piece of the call `index` of a reply.
-
-    The first piece has `id` and `name`, all of them the next characters of the arguments' JSON
-    text, and `complete` is True in the last piece of a call that came to its end.
-    """
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-    complete: bool = False
-
-
-class ReplyPieces(msgspec.Struct, array_like=True, omit_defaults=True):
-    """Pieces of a reply that can be released now, perhaps none."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[CallPiece] = []
+_FIRST_STAND_IN = 0xD800
 
 
 class ReplyReader:
     """One reply, token by token, as text, reasoning and calls, up to a stop string in its text.
 
     Without `reply_format` all of it is text, as `TextStream` gives it. Calls are read where there
-    are `tools`, which also type their arguments. `in_reasoning` is that of the prompt
-    (`EncodedChat`). What is no call is text, in full. Raises `invalid_value` for an empty stop
-    string.
+    are `tools`, which also type their arguments; a name that no tool has makes no call.
+    `in_reasoning` is that of the prompt (`EncodedChat`). What is no call is text: in full, or from
+    the character on where the arguments are none. White space next to marks goes with them. Raises
+    `invalid_value` for an empty stop string.
     """
 
     def __init__(
@@ -50,23 +32,52 @@ class ReplyReader:
         *,
         in_reasoning: bool = False,
     ) -> None:
-        del reply_format, tools, in_reasoning
-        self._stream = TextStream(tokenizer, stop)
+        self._plain = TextStream(tokenizer, stop) if reply_format is None else None
+        self._tokenizer = tokenizer
+        self._stop = StopMatcher(stop)
+        self._decoder = IncrementalDecoder(tokenizer.decode)
+        shape = reply_format or ReplyFormat("", "own")
+        spellings = tokenizer.special_in("\n".join(marks_of(shape)))
+        self._marks = {
+            number: chr(_FIRST_STAND_IN + index) for index, number in enumerate(spellings)
+        }
+        shown = {self._marks[number]: text for number, text in spellings.items()}
+        self._parser = ReplyParser(shape, shown, tools, in_reasoning=in_reasoning)
 
     @property
     def stopped(self) -> bool:
         """True if a stop string matched; no text of or after it was released."""
-        return self._stream.stopped
+        return self.stop_string is not None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that matched."""
-        return None
+        """The stop string that matched, the first given where several begin there."""
+        return self._stop.matched if self._plain is None else self._plain.stop_string
 
     def push(self, token_id: int) -> ReplyPieces:
         """Add a token; returns what can be released now."""
-        return ReplyPieces(text=self._stream.push(token_id))
+        if self._plain is not None:
+            return ReplyPieces(self._plain.push(token_id))
+        if self.stopped:
+            return ReplyPieces()
+        if token_id in self._marks:
+            text = self._decoder.flush() + self._marks[token_id]
+        elif self._tokenizer.has_text(token_id):
+            text = self._decoder.push(token_id)
+        else:
+            return ReplyPieces()
+        return self._released(self._parser.feed(text) if text else ReplyPieces())
 
     def finish(self) -> ReplyPieces:
         """Release what was held back; an unfinished call whose name was not released is text."""
-        return ReplyPieces(text=self._stream.finish())
+        if self._plain is not None:
+            return ReplyPieces(self._plain.finish())
+        if self.stopped:
+            return ReplyPieces()
+        found = self._released(self._parser.feed(self._decoder.finish(), ended=True))
+        found.text += self._stop.finish()
+        return found
+
+    def _released(self, found: ReplyPieces) -> ReplyPieces:
+        found.text = self._stop.push(found.text)
+        return found

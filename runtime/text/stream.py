@@ -44,6 +44,13 @@ class IncrementalDecoder:
             self._forget(text, len(self._ids) - _CONTEXT)
         return new
 
+    def flush(self) -> str:
+        """Release the held text, with U+FFFD where the tokens end inside a character."""
+        text = self._decode(self._ids)
+        rest = text[len(self._shown) :]
+        self._shown, self._complete = text, len(self._ids)
+        return rest
+
     def finish(self) -> str:
         """Return the held text, with U+FFFD where the tokens end inside a character."""
         rest = self._decode(self._ids)[len(self._shown) :]
@@ -73,26 +80,27 @@ class StopMatcher:
     """Cuts a stream of text before the first place where one of the `stop` strings begins.
 
     The result does not depend on how the text is split: a match waits while a longer one that
-    begins earlier is still possible. Raises `invalid_value` for an empty stop string.
+    begins earlier is still possible. `matched` is the string that did.
+    Raises `invalid_value` for an empty stop string.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         if not all(stop):
             raise HearthError("invalid_value", "a stop string has at least 1 character", "stop")
-        self.matched = False
+        self.matched: str | None = None
         self._stop = tuple(stop)
         self._longest = max(map(len, stop), default=0)
         self._held = ""
 
     def push(self, text: str) -> str:
         """Add text; returns what can be released now, nothing once a stop string matched."""
-        if self.matched or not text:
+        if self.matched is not None or not text:
             return ""
         held = self._held + text
         found = self._found(held)
         possible = self._possible(held)
         if found <= possible and found < len(held):
-            self.matched = True
+            self.matched = self._string_at(held, found)
             possible, held = found, held[:found]
         self._held = held[possible:]
         return held[:possible]
@@ -101,13 +109,17 @@ class StopMatcher:
         """The text still held when nothing more comes, up to a match in it."""
         held, self._held = self._held, ""
         found = self._found(held)
-        self.matched = self.matched or found < len(held)
+        if self.matched is None and found < len(held):
+            self.matched = self._string_at(held, found)
         return held[:found]
 
     def _found(self, text: str) -> int:
         """Index of the first match; the length of `text` when there is none."""
         starts = (text.find(stop) for stop in self._stop)
         return min((start for start in starts if start >= 0), default=len(text))
+
+    def _string_at(self, text: str, start: int) -> str:
+        return next(stop for stop in self._stop if text.startswith(stop, start))
 
     def _possible(self, text: str) -> int:
         """Index of a match that more text could complete; else the length of `text`."""
@@ -133,6 +145,11 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """True if a stop string matched; no text of or after it was released."""
+        return self._matcher.matched is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that matched, the first given where several begin there."""
         return self._matcher.matched
 
     def push(self, token_id: int) -> str:

@@ -180,7 +180,12 @@ class SpecialTokens:
         self._refused = distinct.keys() - {unknown}
         self._written = _as_written(distinct.values())
         self._markers = SpecialText([token.content for token in marks.values()])
-        self._special = SpecialText([marks[number].content for number in self.ids])
+        self._spellings = {number: marks[number].content for number in sorted(self.ids)}
+        self._special = SpecialText(self._spellings.values())
+
+    def found_in(self, text: str) -> dict[int, str]:
+        """The special ones that occur in `text`."""
+        return {number: one for number, one in self._spellings.items() if one in text}
 
     def escape(self) -> MarkerEscape:
         """Fresh stand-ins for the markers in the text of one conversation."""
@@ -461,6 +466,10 @@ class Tokenizer:
         if len(known) <= _SHORT:
             return self._library.decode(known, skip_special_tokens=False)
         return self._library.decode_batch([known], skip_special_tokens=False)[0]
+
+    def special_in(self, text: str) -> dict[int, str]:
+        """The special tokens, ids and spellings, that occur in `text`."""
+        return self._special.found_in(text)
 
     def has_text(self, token_id: int) -> bool:
         """Return True if an id shows in text: it is not special, and the tokenizer knows it."""
