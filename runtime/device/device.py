@@ -14,7 +14,7 @@ from hearth.runtime.config import DeviceKind
 from hearth.runtime.device.cache_storage import CacheStorage
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.positions import RowPositions
-from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.sampling import Sample, TokenMasks
 from hearth.runtime.tensors.tensor import Tensor
 
 
@@ -401,20 +401,28 @@ class BatchSampler(Protocol):
     def reorder(self, reorder: BatchReorder) -> None:
         """Let rows move with settings, histories and newest tokens; take those of new rows."""
 
-    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> PendingSamples:
+    def sample(
+        self,
+        rows: int,
+        first: int = 0,
+        picked: int | None = None,
+        masks: TokenMasks = (),
+    ) -> PendingSamples:
         """Sample from the first `picked` (None: all) of `rows` logits, and append to the histories.
 
         Row i of the logits is place `first` + i. Sampled tokens become the `next_tokens`. The rows
-        behind still have prompt left: their logits are only checked.
+        behind still have prompt left: their logits are only checked. `masks` are those of the
+        picked rows, read when the call returns; only a row whose options have a grammar has one.
         """
 
-    def verify(self, rows: int, width: int) -> PendingPaths:
+    def verify(self, rows: int, width: int, masks: Sequence[TokenMasks] = ()) -> PendingPaths:
         """Walk each row's tree by the logits [rows, width, V] of its nodes.
 
         At a node of depth d the token is sampled for position start + d + 1 with the row's history
         and the tokens of the walk so far; a child with that token is the next node (the first of
         equal ones). All sampled tokens enter the history, the last becomes the `next_tokens`, and
-        the row's `lengths` grow by as many.
+        the row's `lengths` grow by as many. `masks` has for each row those of its first nodes, none
+        for a row without; such a walk ends before a node that has none.
         """
 
 

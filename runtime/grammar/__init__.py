@@ -16,9 +16,12 @@ from hearth.runtime.grammar.checks import (
     regex_term,
     require,
 )
+from hearth.runtime.grammar.compiler import GrammarCompiler, GrammarMatcher
 
 __all__ = [
     "MOST_TOOLS",
+    "GrammarCompiler",
+    "GrammarMatcher",
     "available",
     "check_lark",
     "check_regex",

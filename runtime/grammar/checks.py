@@ -233,6 +233,7 @@ def check_start(matcher: "LLMatcher", field: str) -> None:
 _FOREIGN = "unknown special token|Token range end too large"
 _NOTHING = "no reply matches it, or none but an empty one"
 _REASONS = (
+    (_FOREIGN, "it names a token that the model has not"),
     (r'Unimplemented keys: \[(?P<key>"[^]]*")\]', "the keyword {key} cannot be enforced"),
     (r"Unknown format: (?P<key>\S{1,40})", "the `format` {key} cannot be enforced"),
     (r"oneOf constraints", "alternatives of `oneOf` that overlap cannot be enforced: use `anyOf`"),
@@ -246,7 +247,6 @@ _REASONS = (
     (r"Invalid type: (?P<key>\S{1,40})", "the `type` {key} is none"),
     (r"Expected [^']*'(?P<key>\w{1,40})'", "the keyword `{key}` has a value of another type"),
     (r": (?P<key>\w{1,40}) must be", "the keyword `{key}` has a value of another type"),
-    (_FOREIGN, "it names a token that the model has not"),
     (r"^(at )?(?P<key>\d+\(\d+\)):", "it has an error at line and column {key}"),
 )
 

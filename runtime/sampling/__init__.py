@@ -5,14 +5,18 @@ The next token of a row comes from its logits in this order:
 1. repetition penalty, over the tokens of prompt and generation;
 2. presence and frequency penalty, over generated tokens alone;
 3. logit bias;
-4. at temperature 0 the highest score wins, the lowest id among equals, and nothing below applies;
-5. division of (score - highest score) by the temperature;
-6. top-k, then top-p of what top-k kept, then min-p;
-7. inversion of the cumulative distribution over the kept tokens, in the order of their ids, at
+4. the mask of a row that has one: tokens that it does not allow have no score from here on;
+5. at temperature 0 the highest score wins, the lowest id among equals, and nothing below applies;
+6. division of (score - highest score) by the temperature;
+7. top-k, then top-p of what top-k kept, then min-p;
+8. inversion of the cumulative distribution over the kept tokens, in the order of their ids, at
    a uniform number that depends on (seed, position) alone.
 
+A mask is a predicate, of uint32 [V / 32, rounded up]: bit t % 32 of word t // 32 allows token t. It
+counts when the logits were found to be finite, and is never written into them.
+
 Wherever scores are ranked, equal scores rank by lowest id. Log probabilities are natural
-logarithms of the model's own distribution: raw logits, temperature 1, before steps 1 to 7.
+logarithms of the model's own distribution: raw logits, temperature 1, before steps 1 to 8.
 Scores and weights are float32, sums of weights float64.
 
 Through a token tree (`walk_tree`) the tokens are the same: at each node the one is sampled that
@@ -22,6 +26,6 @@ rejection sampling (Leviathan, Kalman and Matias, ICML 2023).
 """
 
 from hearth.runtime.sampling.batch import Sample, child_keys, sample_rows, walk_tree
-from hearth.runtime.sampling.row_sampler import RowSampler
+from hearth.runtime.sampling.row_sampler import RowSampler, TokenMasks
 
-__all__ = ["RowSampler", "Sample", "child_keys", "sample_rows", "walk_tree"]
+__all__ = ["RowSampler", "Sample", "TokenMasks", "child_keys", "sample_rows", "walk_tree"]

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.request import TopLogprob
 from hearth.runtime.sampling.ranking import leading
-from hearth.runtime.sampling.row_sampler import RowSampler
+from hearth.runtime.sampling.row_sampler import RowSampler, TokenMasks
 
 
 def log_normaliser(logits: NDArray[np.float32], highest: np.float32) -> float:
@@ -35,7 +35,10 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 def sample_rows(
-    logits: NDArray[np.float32], samplers: Sequence[RowSampler], positions: Sequence[int]
+    logits: NDArray[np.float32],
+    samplers: Sequence[RowSampler],
+    positions: Sequence[int],
+    masks: TokenMasks = (),
 ) -> list[Sample | None]:
     """Sample the next token of every row from `logits` [n, V]; None for a row that is not finite.
 
@@ -50,7 +53,13 @@ def sample_rows(
     # which has weight 0, or are refused by `RowSampler.pick`.
     with np.errstate(over="ignore"):
         return [
-            sample_row(logits[row], int(best[row]), sampler, positions[row])
+            sample_row(
+                logits[row],
+                int(best[row]),
+                sampler,
+                positions[row],
+                masks[row] if masks else None,
+            )
             if finite[row]
             else None
             for row, sampler in enumerate(samplers)
@@ -58,13 +67,17 @@ def sample_rows(
 
 
 def sample_row(
-    logits: NDArray[np.float32], best: int, sampler: RowSampler, position: int
+    logits: NDArray[np.float32],
+    best: int,
+    sampler: RowSampler,
+    position: int,
+    mask: NDArray[np.uint32] | None = None,
 ) -> Sample | None:
     """Sample one row's token from finite `logits` [V] whose argmax is `best`.
 
-    None when the row's penalties and bias leave no finite score.
+    None when the row's penalties, bias and mask leave no finite score.
     """
-    token_id = sampler.pick(logits, best, position)
+    token_id = sampler.pick(logits, best, position, mask)
     wanted = sampler.params.logprobs
     if token_id is None or wanted is None:
         return None if token_id is None else Sample(token_id)
@@ -80,21 +93,29 @@ def child_keys(ids: NDArray[np.int32], parents: NDArray[np.int32]) -> list[list[
 
 
 def walk_tree(
-    logits: NDArray[np.float32], keys: Sequence[int], sampler: RowSampler, position: int
+    logits: NDArray[np.float32],
+    keys: Sequence[int],
+    sampler: RowSampler,
+    position: int,
+    masks: TokenMasks = (),
 ) -> tuple[list[Sample], list[int]] | None:
     """Sample a token at the root and on at its child with that token, as long as there is one.
 
     `logits` [width, V] belong to the nodes, `keys` are their `child_keys`, and `position` is
     the one of the token behind the root. Every token is sampled as by `sample_rows` and enters
-    the row's history at once, so the text is the one without a tree. Returns the samples and
-    the node behind which each was sampled. The walk ends before a node that is not finite; None
-    when that is the root.
+    the row's history at once, so the text is the one without a tree. `masks` are those of the
+    first nodes, of none for a row without; the walk ends before a node that has none. Returns the
+    samples and the node behind which each was sampled. The walk ends before a node that is not
+    finite; None when that is the root.
     """
     samples: list[Sample] = []
     nodes: list[int] = []
     node: int | None = 0
     while node is not None:
-        sample = _pick(logits[node], sampler, position + len(nodes))
+        if masks and node >= len(masks):
+            break
+        mask = masks[node] if masks else None
+        sample = _pick(logits[node], sampler, position + len(nodes), mask)
         if sample is None:
             break
         sampler.accept(sample.token_id)
@@ -104,12 +125,17 @@ def walk_tree(
     return (samples, nodes) if nodes else None
 
 
-def _pick(logits: NDArray[np.float32], sampler: RowSampler, position: int) -> Sample | None:
+def _pick(
+    logits: NDArray[np.float32],
+    sampler: RowSampler,
+    position: int,
+    mask: NDArray[np.uint32] | None,
+) -> Sample | None:
     best = int(logits.argmax())
     # The argmax finds a NaN or +inf, the minimum a NaN or -inf.
     if not (math.isfinite(logits[best]) and math.isfinite(logits.min())):
         return None
-    return sample_row(logits, best, sampler, position)
+    return sample_row(logits, best, sampler, position, mask)
 
 
 def _child(keys: Sequence[int], node: int, token_id: int) -> int | None:

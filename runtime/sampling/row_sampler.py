@@ -156,6 +156,16 @@ def _likely(
     return kept[np.exp(scores[kept]) >= min_p]
 
 
+TokenMasks = Sequence[NDArray[np.uint32] | None]
+"""Mask of each row, None for a row without one; an empty sequence where no row has any."""
+
+
+def allowed_tokens(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """Tell of each token [V] whether a mask [V / 32, rounded up] allows it."""
+    words = mask.astype("<u4", copy=False).view(np.uint8)
+    return np.unpackbits(words, count=vocab_size, bitorder="little").view(np.bool_)
+
+
 _SUM_BLOCK = 1024
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -262,6 +272,9 @@ class UniformSource:
         return float(self._numbers[position - first])
 
 
+_NO_SCORE = np.float32(-np.inf)
+
+
 class RowSampler:
     """The settings and token history of one row; raises `invalid_value` naming the setting.
 
@@ -287,14 +300,24 @@ class RowSampler:
         if self._adjustment.active:
             self._adjustment.accept(token_id)
 
-    def pick(self, logits: NDArray[np.float32], best: int, position: int) -> int | None:
+    def pick(
+        self,
+        logits: NDArray[np.float32],
+        best: int,
+        position: int,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> int | None:
         """The token for `position` from finite `logits` [V] whose argmax is `best`.
 
-        None when penalties and bias have carried the highest score out of float32.
+        None when penalties and bias have carried the highest score out of float32, or the mask
+        allows no token.
         """
         scores = logits
         if self._adjustment.active:
             scores = self._adjustment.apply(logits)
+            best = int(scores.argmax())
+        if mask is not None:
+            scores = np.where(allowed_tokens(mask, logits.size), scores, _NO_SCORE)
             best = int(scores.argmax())
         highest = float(scores[best])
         if not np.isfinite(highest):

@@ -9,6 +9,7 @@
 #define COUNT 0x7FFFFFFFu
 #define HISTORY 1
 #define BIAS 2
+#define MASK 4
 #define LARGEST 3.402823466e+38f
 
 struct Row {
@@ -71,6 +72,7 @@ struct Batch {
   const Row* rows;
   u32* history;  // [rows, pitch]: SEEN, and how often generated
   const float* bias;
+  const u32* masks;  // [rows, words]: bit id % 32 of word id / 32 allows a token
   Partial* partial;
   State* state;
   Result* results;
@@ -82,6 +84,7 @@ struct Batch {
   // is sampled holds one token more from then on.
   Turn* turn;
   int capacity;
+  int words;
 };
 
 // Place at which a token is sampled: a row's logits, the token's position, and its result. The
@@ -103,6 +106,7 @@ __device__ Spot spot_of(const Batch& batch, int i) {
 __device__ bool finite(float x) { return fabsf(x) <= LARGEST; }
 __device__ u64 fixed(float weight) { return __float2ull_rn(weight * 1099511627776.0f); }
 
+// Penalties, bias and mask: a token that is not allowed has no score, whatever its logit.
 __device__ float adjusted(const Batch& batch, const Row& row, const Spot& spot, float x, int id) {
   long long place = (long long)spot.r * batch.pitch + id;
   if (row.flags & HISTORY) {
@@ -114,6 +118,10 @@ __device__ float adjusted(const Batch& batch, const Row& row, const Spot& spot, 
     if (past & COUNT) x -= row.presence + row.frequency * (float)(past & COUNT);
   }
   if (row.flags & BIAS) x += batch.bias[place];
+  if (row.flags & MASK) {
+    u32 word = batch.masks[(long long)spot.r * batch.words + id / 32];
+    if (!(word >> id % 32 & 1)) x = MINUS_INFINITY;
+  }
   return x;
 }
 

@@ -101,6 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   draw_nodes<true>(batch, walk, wide);
 }
 
+// Such a row's mask is that of node 0: its walk ends there.
+__device__ bool masked(const Row& row) { return row.flags & MASK; }
+
 // The row's caches hold so many tokens more. All of its samples have been drawn.
 __device__ void fill(const Batch& batch, int r, int count) {
   ((INDEX*)batch.start)[r] += count;
@@ -126,8 +129,9 @@ __device__ void follow(const Batch& batch, const Walk& walk, const Row& row, int
   __syncthreads();
   int* path = walk.paths + (long long)r * (1 + walk.levels);
   if (threadIdx.x == 0) {
-    int count = 0;
-    for (int node = 0; node < walk.width && trail.tokens[node] >= 0; node = trail.next[node])
+    int count = 0, most = masked(row) ? 1 : walk.width;
+    for (int node = 0; node < walk.width && trail.tokens[node] >= 0 && count < most;
+         node = trail.next[node])
       trail.nodes[count++] = node;
     trail.count = count;
     path[0] = count ? count : -1;
@@ -234,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) walk_trees(Batch batch, Wa
       path[count] = node;
       accept(batch, row, spot, token);
     }
+    if (masked(row)) break;
     node = child_with(walk, r, node, token);
   }
   if (threadIdx.x) return;

@@ -37,7 +37,14 @@ from hearth.runtime.reference.token_trees import (
     mask_words,
     path_moves,
 )
-from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.sampling import (
+    RowSampler,
+    Sample,
+    TokenMasks,
+    child_keys,
+    sample_rows,
+    walk_tree,
+)
 from hearth.runtime.tensors.tensor import Tensor
 
 
@@ -164,16 +171,24 @@ class CpuBatchSampler:
         for source, target, _ in reorder.moves:
             tokens[target] = tokens[source]
 
-    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> Ready[Sample | None]:
+    def sample(
+        self,
+        rows: int,
+        first: int = 0,
+        picked: int | None = None,
+        masks: TokenMasks = (),
+    ) -> Ready[Sample | None]:
         """Sample the first `picked` of the rows from place `first` on; check the others."""
         end = rows if picked is None else picked
-        samples = self._pick(self._logits[:end], first) if end else []
+        samples = self._pick(self._logits[:end], first, masks) if end else []
         if end < rows:
             finite = finite_rows(self._logits[end:rows]).tolist()
             samples += [_CHECKED if one else None for one in finite]
         return Ready(samples)
 
-    def verify(self, rows: int, width: int) -> Ready[AcceptedPath | None]:
+    def verify(
+        self, rows: int, width: int, masks: Sequence[TokenMasks] = ()
+    ) -> Ready[AcceptedPath | None]:
         """Walk each row's tree by the logits [rows, width, V] of its nodes."""
         trees = self._trees
         if trees is None:
@@ -184,7 +199,13 @@ class CpuBatchSampler:
         # As in `sample_rows`: what leaves the range of float32 has weight 0 or is refused.
         with np.errstate(over="ignore"):
             walks = [
-                walk_tree(logits[row], keys[row], sampler, starts[row] + 1)
+                walk_tree(
+                    logits[row],
+                    keys[row],
+                    sampler,
+                    starts[row] + 1,
+                    masks[row] if masks else (),
+                )
                 for row, sampler in enumerate(self._rows[:rows])
             ]
         paths = [None if walk is None else AcceptedPath(*walk) for walk in walks]
@@ -198,11 +219,13 @@ class CpuBatchSampler:
         row = assignment.request
         return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
 
-    def _pick(self, logits: NDArray[np.float32], first: int) -> list[Sample | None]:
+    def _pick(
+        self, logits: NDArray[np.float32], first: int, masks: TokenMasks
+    ) -> list[Sample | None]:
         last = first + len(logits)
         samplers = self._rows[first:last]
         positions = self._lengths[first:last].tolist()
-        samples = sample_rows(logits, samplers, positions)
+        samples = sample_rows(logits, samplers, positions, masks)
         for sampler, sample in zip(samplers, samples, strict=True):
             if sample is not None:
                 sampler.accept(sample.token_id)

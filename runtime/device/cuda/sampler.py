@@ -29,6 +29,7 @@ from hearth.runtime.device.cuda.wide_draws import (
 from hearth.runtime.device.device import MOST_GPU_ROWS, SamplerBuffers
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RowRequest, check_options
+from hearth.runtime.sampling import TokenMasks
 from hearth.runtime.tensors.tensor import Tensor
 
 # `Turn` of csrc/sampling/rows.cuh: number, rows that are done, and those that are live.
@@ -169,6 +170,7 @@ _SCAN_THREADS = 256
 # A block of the scan reads this many logits at least; more blocks than that serve no purpose.
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
+_MASK_BITS = 32
 # SLOTS of csrc/sampling/rows.cuh.
 CAPTURED_SLOTS = 4
 
@@ -177,10 +179,10 @@ class BatchArguments(ctypes.Structure):
     """`Batch` of csrc/sampling/rows.cuh."""
 
     _fields_ = (
-        *addresses("logits start next_tokens rows history bias partial state results"),
+        *addresses("logits start next_tokens rows history bias masks partial state results"),
         *integers("vocab pitch first picked"),
         *addresses("turn"),
-        *integers("capacity"),
+        *integers("capacity words"),
     )
 
 
@@ -246,11 +248,19 @@ class CudaBatchSampler:
                 self._tables.set_bias(place, *row_biases(request.options))
         self._take(settings)
 
-    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> CudaPendingSamples:
+    def sample(
+        self,
+        rows: int,
+        first: int = 0,
+        picked: int | None = None,
+        masks: TokenMasks = (),
+    ) -> CudaPendingSamples:
         """Queue sampling of the first `picked` rows from place `first` on; check the others."""
         picked = rows if picked is None else picked
         if not (0 <= picked <= rows and 0 <= first <= len(self._rows) - rows):
             raise HearthError("internal", f"cannot sample {rows} rows from place {first} on")
+        if masks:
+            self._take_masks(first, masks)
         slot = self._slots.take()
         batch = self._batch
         batch.results = slot.address
@@ -274,13 +284,25 @@ class CudaBatchSampler:
         wanted = {place - first: count for place, count in asked if place in places}
         return CudaPendingSamples(slot, self._stream, rows, wanted)
 
-    def verify(self, rows: int, width: int) -> CudaPendingPaths:
-        """Queue the walks of the first rows' trees; raises `internal` where there are none."""
+    def verify(self, rows: int, width: int, masks: Sequence[TokenMasks] = ()) -> CudaPendingPaths:
+        """Queue the walks of the first rows' trees; raises `internal` where there are none.
+
+        Of a row's masks the first is taken: its walk ends behind node 0.
+        """
+        if masks:
+            self._take_masks(0, [nodes[0] if nodes else None for nodes in masks])
         if self._walks is None or not 0 <= rows <= len(self._rows):
             raise HearthError("internal", f"cannot verify the trees of {rows} rows")
         greedy = all(self._greedy[:rows])
         stages = self._stages.of(0, rows)
         return self._walks.launch(width, self._wanted[:rows], self._blocks, stages, greedy=greedy)
+
+    def _take_masks(self, first: int, masks: TokenMasks) -> None:
+        """Bring the masks of the rows from place `first` on to the device."""
+        size = self._masks.shape[1] * self._masks.dtype.itemsize
+        for place, mask in enumerate(masks, first):
+            if mask is not None:
+                self._ring.upload(self._masks.address + place * size, mask)
 
     def _settings(self, request: RowRequest) -> SettingsRow:
         check_options(request.options, self._vocab_size)
@@ -291,6 +313,8 @@ class CudaBatchSampler:
         partial = memory.zeros("sampling partial results", (self._capacity,), PARTIAL)
         state = memory.zeros("sampling state", (self._capacity, _STATE_BYTES), np.dtype(np.uint8))
         self._ring.upload(partial.address, empty_partial(self._capacity))
+        words = -(-self._vocab_size // _MASK_BITS)
+        self._masks = memory.zeros("token masks", (self._capacity, words), np.dtype(np.uint32))
         self._batch = BatchArguments(
             buffers.logits.address,
             buffers.lengths.address,
@@ -298,12 +322,14 @@ class CudaBatchSampler:
             self._device_rows.address,
             tables.history.address,
             tables.bias.address,
+            self._masks.address,
             partial.address,
             state.address,
             0,
             self._vocab_size,
             tables.pitch,
             capacity=self._capacity,
+            words=self._masks.shape[1],
         )
         multiprocessors = library.context.properties.multiprocessors
         self._wide = WideDraws(memory, self._vocab_size, multiprocessors)

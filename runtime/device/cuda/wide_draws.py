@@ -22,7 +22,7 @@ ROW = np.dtype(
         ("flags", np.uint32),
     ]
 )
-HISTORY, BIAS = 1, 2
+HISTORY, BIAS, MASK = 1, 2, 4
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
 SettingsRow = tuple[int, float, float, float, float, float, float, int, int, int]
@@ -47,7 +47,9 @@ def row_settings(params: RequestOptions, vocab_size: int) -> SettingsRow:
         params.frequency_penalty,
         params.top_k if params.top_k < vocab_size else 0,
         -1 if params.logprobs is None else params.logprobs,
-        (HISTORY if penalised else 0) | (BIAS if params.logit_bias else 0),
+        (HISTORY if penalised else 0)
+        | (BIAS if params.logit_bias else 0)
+        | (MASK if params.grammar else 0),
     )
 
 

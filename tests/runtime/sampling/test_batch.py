@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from hearth.runtime.request import RequestOptions
-from hearth.runtime.sampling import RowSampler, Sample, sample_rows
+from hearth.runtime.sampling import RowSampler, Sample, sample_rows, walk_tree
 
 VOCAB = 64
 PARAMS = [
@@ -97,3 +98,71 @@ def test_views_that_are_not_contiguous_are_read_right() -> None:
     params = [PARAMS[1], PARAMS[3]]
     found = sample_rows(wide[:, ::3], samplers(params), [5, 5])
     assert found == sample_rows(make_logits(2), samplers(params), [5, 5])
+
+
+def mask_of(allowed: list[int]) -> NDArray[np.uint32]:
+    bits = np.zeros(-(-VOCAB // 32) * 32, np.bool_)
+    bits[allowed] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, VOCAB - 1), min_size=1, unique=True), st.integers(0, 500))
+def test_a_mask_allows_no_other_token_and_keeps_probabilities(
+    allowed: list[int], position: int
+) -> None:
+    logits = make_logits(len(PARAMS))
+    masked = sample_rows(
+        logits, samplers(PARAMS), [position] * len(PARAMS), [mask_of(allowed)] * len(PARAMS)
+    )
+    for row, (params, sample) in enumerate(zip(PARAMS, masked, strict=True)):
+        assert sample is not None
+        assert sample.token_id in allowed
+        # As if the logits of other tokens were as low as they can be, but for what is reported.
+        low = np.full(VOCAB, np.finfo(np.float32).min / 8, np.float32)
+        low[allowed] = logits[row, allowed]
+        (wanted,) = sample_rows(low[None], samplers([params]), [position])
+        assert wanted is not None
+        assert sample.token_id == wanted.token_id
+        if params.logprobs is not None:
+            (free,) = sample_rows(logits[row : row + 1], samplers([params]), [position])
+            assert free is not None
+            assert sample.top == free.top
+
+
+def test_a_mask_is_for_its_row_alone() -> None:
+    logits = make_logits(len(PARAMS))
+    free = sample_rows(logits, samplers(PARAMS), [7] * len(PARAMS))
+    for row in range(len(PARAMS)):
+        masks = [mask_of([5]) if i == row else None for i in range(len(PARAMS))]
+        found = sample_rows(logits, samplers(PARAMS), [7] * len(PARAMS), masks)
+        assert found[row] != free[row]
+        assert [*found[:row], *found[row + 1 :]] == [*free[:row], *free[row + 1 :]]
+
+
+def test_a_mask_that_allows_nothing_leaves_no_score() -> None:
+    found = sample_rows(make_logits(2), samplers(PARAMS[:2]), [3, 3], [mask_of([])] * 2)
+    assert found == [None, None]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_are_found_not_to_be_finite_behind_a_mask(bad: float) -> None:
+    logits = make_logits(1)
+    logits[0, 9] = bad
+    assert sample_rows(logits, samplers(PARAMS[:1]), [3], [mask_of([5])]) == [None]
+
+
+def test_a_walk_with_masks_ends_before_a_node_without_one() -> None:
+    logits = make_logits(3)
+    logits[:, 5] = 50
+    keys = [0, (0 << 32) + 5, (1 << 32) + 5]
+    walks = [
+        walk_tree(logits, keys, samplers(PARAMS[:1])[0], 3, masks)
+        for masks in ([], [mask_of([5])], [mask_of([5]), mask_of([6])], [mask_of([6])] * 3)
+    ]
+    assert [walk and [sample.token_id for sample in walk[0]] for walk in walks] == [
+        [5, 5, 5],
+        [5],
+        [5, 6],
+        [6],
+    ]

@@ -81,7 +81,10 @@ class Row(RowSampler):
         """The position whose random number is used."""
         return position
 
-    def pick(self, logits: np.ndarray, best: int, position: int) -> int:
+    def pick(
+        self, logits: np.ndarray, best: int, position: int, mask: np.ndarray | None = None
+    ) -> int:
+        assert mask is None
         position = self.number_at(position)
         number = self.numbers[position]
         spans = self.known.setdefault((self.history(), hash(logits.tobytes())), [])

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.sampling.batch import Sample, log_normaliser
 from hearth.runtime.sampling.ranking import leading
-from hearth.runtime.sampling.row_sampler import ScoreAdjustment, UniformSource, draw, tempered
+from hearth.runtime.sampling.row_sampler import (
+    ScoreAdjustment,
+    UniformSource,
+    allowed_tokens,
+    draw,
+    tempered,
+)
 
 NEAR = 1e-6
 
@@ -21,8 +27,16 @@ class Reference:
         self._adjustment = ScoreAdjustment(row.options, row.token_ids, generated, vocab)
         self._uniforms = UniformSource(row.options.seed or 0)
 
-    def check(self, logits: NDArray[np.float32], position: int, sample: Sample | None) -> None:
+    def check(
+        self,
+        logits: NDArray[np.float32],
+        position: int,
+        sample: Sample | None,
+        mask: NDArray[np.uint32] | None = None,
+    ) -> None:
         scores = self._adjustment.apply(logits)
+        if mask is not None:
+            scores[~allowed_tokens(mask, logits.size)] = -np.inf
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
             assert sample is None
@@ -90,3 +104,12 @@ def random_params(rng: np.random.Generator, vocab: int) -> RequestOptions:
         seed=int(rng.integers(0, 1 << 63)),
         logprobs=int(rng.integers(0, min(20, vocab) + 1)) if rng.random() < 0.3 else None,
     )
+
+
+def random_masks(rng: np.random.Generator, rows: int, vocab: int) -> NDArray[np.uint32]:
+    """Masks [rows, words] of one token, few, half or all; bits behind the vocabulary are set."""
+    share = rng.choice([0.0, 0.01, 0.5, 1.0], (rows, 1))
+    bits = rng.random((rows, -(-vocab // 32) * 32)) < share
+    bits[:, vocab:] = True
+    bits[np.arange(rows), rng.integers(0, vocab, rows)] = True
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)

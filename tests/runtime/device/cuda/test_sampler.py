@@ -20,7 +20,7 @@ from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.sampling.batch import Sample
 from tests.runtime.arrangements import arrangements, keep
 from tests.runtime.device.cuda import test_walks
-from tests.runtime.device.cuda.sampling_reference import Reference, random_params
+from tests.runtime.device.cuda.sampling_reference import Reference, random_masks, random_params
 
 pytestmark = pytest.mark.gpu
 
@@ -119,6 +119,42 @@ def test_random_rows_agree_with_numpy(
         bench = Bench(gpu, vocab, random_rows(rng, vocab, 8), index)
         for _ in range(3):
             bench.check(random_logits(rng, 8, vocab), rng.integers(0, 1 << 20, 8).tolist())
+
+
+@pytest.mark.parametrize(("vocab", "rounds"), [(1, 3), (31, 40), (1000, 40), (151936, 8)])
+def test_masked_rows_agree_with_numpy_beside_free_ones(
+    gpu: CudaDevice, vocab: int, rounds: int
+) -> None:
+    rng = np.random.default_rng(vocab + 1)
+    for _ in range(rounds):
+        rows = random_rows(rng, vocab, 8)
+        for row in rows[::2]:
+            row.options = structs.replace(row.options, grammar="masked")
+        # Plainly greedy ones too.
+        rows[0].options = RequestOptions(max_tokens=9, grammar="masked")
+        rows[1].options = RequestOptions(max_tokens=9)
+        bench = Bench(gpu, vocab, rows)
+        for _ in range(3):
+            logits = random_logits(rng, 8, vocab)
+            positions = rng.integers(0, 1 << 20, 8).tolist()
+            masks = [None if i % 2 else one for i, one in enumerate(random_masks(rng, 8, vocab))]
+            gpu.ring.upload(bench.buffers.logits.address, logits)
+            gpu.ops.set_lengths(bench.buffers.lengths, positions)
+            samples = bench.sampler.sample(8, masks=masks).result()
+            for reference, *one in zip(bench.rows, logits, positions, samples, masks, strict=True):
+                reference.check(*one)
+
+
+def test_masks_of_a_prefill_are_those_of_its_places(gpu: CudaDevice) -> None:
+    rows = [request(RequestOptions(grammar="masked"))] * 4
+    bench = Bench(gpu, 100, rows)
+    masks = random_masks(np.random.default_rng(5), 2, 100)
+    logits = random_logits(np.random.default_rng(6), 3, 100)
+    gpu.ring.upload(bench.buffers.logits.address, logits)
+    samples = bench.sampler.sample(3, 1, 2, list(masks)).result()
+    for reference, *one in zip(bench.rows, logits[:2], [0, 0], samples[:2], masks, strict=False):
+        reference.check(*one)
+    assert samples[2] == Sample(-1)
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)

@@ -8,13 +8,14 @@ from numpy.typing import NDArray
 
 from hearth.runtime.batch import BatchReorder
 from hearth.runtime.device.cpu.ops import CpuBatchSampler
+from hearth.runtime.device.cuda import walks
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.sampling.batch import Sample
 from hearth.runtime.tensors.tensor import Tensor
-from tests.runtime.device.cuda.sampling_reference import Reference, random_params
+from tests.runtime.device.cuda.sampling_reference import Reference, random_masks, random_params
 
 pytestmark = pytest.mark.gpu
 
@@ -168,6 +169,29 @@ def test_walks_are_those_of_numpy(
         for name in ("next_tokens", "lengths"):
             got, kept = (getattr(one, name) for one in (bench.device, bench.host))
             np.testing.assert_array_equal(gpu.read(got), kept.array)
+
+
+@pytest.mark.parametrize("width", [4, 33])
+@pytest.mark.parametrize("most_logits", [0, 1 << 40])
+def test_masked_rows_walk_no_further_than_their_mask(
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch, width: int, most_logits: int
+) -> None:
+    monkeypatch.setattr(walks, "_MOST_LOGITS", most_logits)
+    rng = np.random.default_rng(8)
+    masked = [structs.replace(one, grammar="masked") for one in EXACT[::2]]
+    bench = Bench(gpu, requests([*masked, *EXACT[1::2]]), 40, 64, np.int64)
+    for _ in range(10):
+        ids, parents, logits, starts = random_round(rng, 8, width, 64)
+        bench.upload_tree(ids, parents, logits, starts)
+        masks = [[one] for one in random_masks(rng, 4, 64)] + [[]] * 4
+        found = bench.sampler.verify(8, width, masks).result()
+        wanted = bench.cpu.verify(8, width, masks).result()
+        for path, expected in zip(found, wanted, strict=True):
+            assert path is not None
+            assert expected is not None
+            assert path.nodes == expected.nodes
+            assert [s.token_id for s in path.samples] == [s.token_id for s in expected.samples]
+        assert {len(path.nodes) for path in found[:4]} == {1}
 
 
 def test_walks_give_what_single_steps_give(gpu: CudaDevice) -> None:
