@@ -13,6 +13,7 @@ from hearth_client.protocol import (
     Message,
     NamedTool,
     TextPart,
+    Tokenize,
     Tool,
     Variable,
     VideoFrame,
@@ -115,6 +116,16 @@ def generate_request(
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": [options["stop"]]}
     return Generate(id=request_id, prompt=prompt, messages=messages, **options)
+
+
+def tokenize_request(
+    request_id: str, text: str | None, messages: list[Message] | None, options: Mapping[str, Any]
+) -> Tokenize:
+    """Build the message; values are checked by the server, which names the field at fault."""
+    for name in options:
+        if name not in ChatOptions.__annotations__:
+            raise UnsupportedOption(f"{name} is not an option of tokenize", name)
+    return Tokenize(id=request_id, text=text, messages=messages, **options)
 
 
 def _nearest(name: str) -> str:

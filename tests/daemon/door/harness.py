@@ -28,7 +28,6 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
-from hearth.runtime.text.conversation import Turn
 from hearth.runtime.text.reply_reader import CallPiece
 
 T = TypeVar("T")
@@ -45,9 +44,10 @@ class FakeActors:
     count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
     nothing at all; fail: accepted, one token, then a failure; blind: accepted, then image 1 is
     broken; early: tokens before `accepted`; flood: as count without pauses and 1,000 characters a
-    token; logprobs: one token with them; calls: reasoning and a call in pieces, and the end of a
-    stop string;  speculate: two rounds of three and one token before
-    `accepted`, and one after it. What has images is embedded once the first token has been told.
+    token; logprobs: one token with them; calls: reasoning, a call in pieces and the end of a stop
+    string, also where there are tools and no result of one; speculate: two rounds of three and one
+    token before `accepted`, and one after it. What has images is embedded once the first token has
+    been told.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
@@ -104,9 +104,8 @@ class FakeActors:
             await self._send(m.Converted(message.rid, tokens=[ord(c) for c in text]))
 
     async def _play(self, message: m.Request) -> None:
-        turn = message.chat.turns[-1] if message.chat else Turn("user")
-        text = message.prompt or turn.content or "".join(part.text for part in turn.parts)
-        word, rid = text.split()[0], message.rid
+        text, rid = self._text(message), message.rid
+        word = (text.split() or [""])[0]
         self.heard[rid] = time.monotonic()
         accepted = m.Accepted(rid, len(text), self.heard[rid])
         if word == "silent":
@@ -125,7 +124,7 @@ class FakeActors:
         elif word == "speculate":
             await self._send(self._round(rid, 2, finish="stop"))
         elif word in {"logprobs", "calls"}:
-            for row in self._logprobs(rid) if word == "logprobs" else self._calls(rid):
+            for row in self._logprobs(rid) if word == "logprobs" else self._calls(message):
                 await self._send(m.Deltas([row], time.monotonic()))
         elif word != "hang":
             await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
@@ -152,15 +151,26 @@ class FakeActors:
         return m.Deltas([row], time.monotonic(), placed, detokenize_s=0.25, cached=cached)
 
     @staticmethod
+    def _text(message: m.Request) -> str:
+        if message.chat is None:
+            return message.prompt or ""
+        turn = message.chat.turns[-1]
+        if message.chat.tools and turn.role == "user":
+            return "calls"
+        return turn.content or "".join(part.text for part in turn.parts)
+
+    @staticmethod
     def _logprobs(rid: int) -> list[m.RowDelta]:
         token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
         return [m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")]
 
     @staticmethod
-    def _calls(rid: int) -> list[m.RowDelta]:
+    def _calls(message: m.Request) -> list[m.RowDelta]:
+        rid, tools = message.rid, message.chat.tools if message.chat else []
+        name = tools[0].name if tools else "f"
         return [
             m.RowDelta(rid, "", [1], reasoning="hm"),
-            m.RowDelta(rid, "ok", [2, 3], calls=[CallPiece(0, "c1", "f", '{"a"')]),
+            m.RowDelta(rid, "ok", [2, 3], calls=[CallPiece(0, "c1", name, '{"a"')]),
             m.RowDelta(
                 rid,
                 "",
