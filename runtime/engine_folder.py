@@ -41,6 +41,10 @@ DRAFT_FOLDER = "draft"
 """The engine folder of a draft, inside that of its base."""
 TOKENIZER_FILE = "tokenizer.json"
 TEMPLATE_FILE = "chat_template.jinja"
+TOOL_TEMPLATE_FILE = "chat_template.tool_use.jinja"
+"""The chat template of conversations with tools, where a model has another for these."""
+RESPONSE_TEMPLATE_FILE = "response_template.json"
+"""The form of replies, where a model's tokenizer_config.json tells it."""
 # A folder without a chat template serves raw prompts alone; all else must be there.
 REQUIRED_FILES = (MODEL_FILE, DATA_FILE, EMBEDDING_FILE, ROPE_FILE, TOKENIZER_FILE)
 _REQUIRED_BY = {
@@ -49,6 +53,7 @@ _REQUIRED_BY = {
     "tensorrt": (PLAN_FILE, *REQUIRED_FILES[2:]),
     "simulated": (),
 }
+_TEXT_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOOL_TEMPLATE_FILE, RESPONSE_TEMPLATE_FILE)
 _NOT_OF_A_DRAFT = (EMBEDDING_FILE, TOKENIZER_FILE)
 
 
@@ -66,7 +71,7 @@ def engine_identity(folder: Path) -> str:
     Engines of one identity differ in their decoder's weights alone. Raises `engine_*`.
     """
     config, tower = load_config(folder), load_vision_config(folder)
-    text = {name: config.files.get(name) for name in (TOKENIZER_FILE, TEMPLATE_FILE)}
+    text = {name: config.files.get(name) for name in _TEXT_FILES}
     of_weights: dict[str, Any] = {
         "model_name": "",
         "embedding_dtype": None,

@@ -4,9 +4,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
-from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.engine_folder import (
+    RESPONSE_TEMPLATE_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
+)
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.json_file import read_json
 from hearth.runtime.export.model_config import ModelConfig
@@ -16,7 +22,9 @@ _SETTINGS_FILES = ("chat_template.json", "tokenizer_config.json")
 
 
 def copy_text_files(source: Path, target: Path, model: ModelConfig) -> None:
-    """Copy the tokenizer and, where the model has one, its chat template.
+    """Copy the tokenizer and, where the model has them, its chat and response templates.
+
+    A chat template named `tool_use` is kept beside the one for other conversations.
 
     Raises `model_invalid` for a missing or damaged file, `tokenizer_mismatch` when tokenizer and
     model do not know each other's ids.
@@ -26,6 +34,13 @@ def copy_text_files(source: Path, target: Path, model: ModelConfig) -> None:
     template = read_template(source)
     if template is not None:
         (target / TEMPLATE_FILE).write_text(template, encoding="utf-8")
+    tools = read_tool_template(source)
+    if tools is not None:
+        (target / TOOL_TEMPLATE_FILE).write_text(tools, encoding="utf-8")
+    settings = source / "tokenizer_config.json"
+    replies = read_json(settings).get("response_template") if settings.exists() else None
+    if replies is not None:
+        (target / RESPONSE_TEMPLATE_FILE).write_bytes(msgspec.json.encode(replies))
 
 
 _NAMES = frozenset(f"{one}_token" for one in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"])
@@ -99,25 +114,35 @@ def _mismatch(path: Path, what: str) -> HearthError:
 
 def read_template(source: Path) -> str | None:
     """The chat template: a file of its own, else the setting of the processor or the tokenizer."""
-    path = source / TEMPLATE_FILE
+    return _read_named(source, source / TEMPLATE_FILE, "default")
+
+
+def read_tool_template(source: Path) -> str | None:
+    """The chat template for conversations with tools, where the model has another for these."""
+    return _read_named(source, source / "additional_chat_templates" / "tool_use.jinja", "tool_use")
+
+
+def _read_named(source: Path, path: Path, name: str) -> str | None:
     try:
         if path.exists():
             return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HearthError("model_invalid", f"{path.name} cannot be read", path.name) from error
-    for settings in (source / name for name in _SETTINGS_FILES):
+    for settings in (source / one for one in _SETTINGS_FILES):
         if settings.exists():
-            template = _from_setting(read_json(settings).get("chat_template"))
+            template = _from_setting(read_json(settings).get("chat_template"), name)
             if template is not None:
                 return template
     return None
 
 
-def _from_setting(value: Any) -> str | None:
-    # Some models have several templates by name; "default" is the one for conversations.
+def _from_setting(value: Any, name: str) -> str | None:
+    # Some models have several templates by name; "default" is the one for most conversations.
     if isinstance(value, list):
         named = [entry for entry in value if isinstance(entry, dict)]
-        value = next((e.get("template") for e in named if e.get("name") == "default"), None)
+        value = next((e.get("template") for e in named if e.get("name") == name), None)
+    elif name != "default":
+        return None
     if value is None or isinstance(value, str):
         return value
     raise HearthError("model_invalid", "chat_template must be text", "chat_template")

@@ -11,8 +11,15 @@ from msgspec import structs
 from hearth.runtime.errors import HearthError
 from hearth.runtime.text.chat_template import ChatTemplate, tool_map
 from hearth.runtime.text.conversation import Tool
-from hearth.runtime.text.reply_format import CallForm, ReplyFormat
+from hearth.runtime.text.reply_format import (
+    OWN_CALLS,
+    CallForm,
+    ReplyFormat,
+    format_by_name,
+    format_by_trait,
+)
 from hearth.runtime.text.reply_parser import ReplyParser
+from hearth.runtime.text.response_template import read_response_template
 
 T = TypeVar("T")
 Call = tuple[str, dict[str, Any]]
@@ -61,6 +68,7 @@ class ReplyProbe:
         self._ends = [end for end in ends if end]
         self._tools = [tool_map(one.name, one.description, one.parameters) for one in _TOOLS]
 
+    @cached_property
     def reasoning(self) -> tuple[str, str]:
         """The marks around reasoning; empty if the template has none."""
         key = self._template.reasoning_key
@@ -86,9 +94,43 @@ class ReplyProbe:
         text = self._reply([(_NAMES[0], {"text": "q"})], ("", ""))
         return text is not None and _NAMES[0] in text
 
+    @cached_property
+    def shows_results(self) -> bool:
+        """True if the template renders results of tools."""
+        calls = _calls([(_NAMES[0], {"text": "q"})], as_text=self._template.takes_argument_text)
+        result = {"role": "tool", "tool_call_id": _IDS[0], "name": _NAMES[0], "content": _SAID}
+        return _SAID in self._render({"content": "", "tool_calls": calls}, result)
+
+    @cached_property
+    def shows_system(self) -> bool:
+        """True if the template takes a system turn."""
+        turns = [{"role": "system", "content": _SAID}, {"role": "user", "content": _ASKED}]
+        return any(_SAID in self._rendered(turns, tools) for tools in ([], self._tools))
+
+    def find(self, setting: str = "", response_template: Any = None) -> ReplyFormat:
+        """The format of the model's replies, from the first source that tells one.
+
+        These are `setting`, the name of a known format, the model's response template, a known
+        template, and forms that rendered calls prove; else the form is Hearth's own. Raises
+        `invalid_value` for a setting that names no format.
+        """
+        if setting:
+            return format_by_name(setting)
+        told = read_response_template(response_template)
+        if told is not None:
+            return told
+        reasoning = self.reasoning
+        known = format_by_trait(self._template.source)
+        if known is not None:
+            return structs.replace(known, reasoning=reasoning)
+        calls = self.calls()
+        if calls is not None:
+            return ReplyFormat(calls.kind, "probe", reasoning, calls)
+        return ReplyFormat("hearth", "own", reasoning, OWN_CALLS)
+
     def calls(self) -> CallForm | None:
         """The form of calls, if it is one of those that can be told and proves right."""
-        reasoning = self.reasoning()
+        reasoning = self.reasoning
         forms = (_form(one) for one in self._samples(reasoning))
         return next(
             (
@@ -134,12 +176,13 @@ class ReplyProbe:
         reply = reply[: min(cuts, default=len(reply))]
         return _without_reasoning(reply, reasoning)
 
-    def _render(self, turn: Mapping[str, Any]) -> str:
+    def _render(self, turn: Mapping[str, Any], *others: Mapping[str, Any]) -> str:
         asked = {"role": "user", "content": _ASKED}
+        return self._rendered([asked, {"role": "assistant", **turn}, *others], self._tools)
+
+    def _rendered(self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str:
         try:
-            return self._template.render(
-                [asked, {"role": "assistant", **turn}], self._tools, prompt=False
-            )
+            return self._template.render(turns, tools, prompt=False)
         except HearthError:
             return ""
 

@@ -3,17 +3,24 @@ import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import tokenizers
 
 from hearth.runtime.config import ENGINE_FORMAT, LLMEngineRunnerConfig, load_config
-from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.engine_folder import (
+    RESPONSE_TEMPLATE_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
+)
 from hearth.runtime.errors import HearthError
 from hearth.runtime.text.chat_template import (
     ChatTemplate,
+    dump_json,
     hidden_json,
     template_messages,
     template_tools,
@@ -25,7 +32,9 @@ from hearth.runtime.text.conversation import (
     has_tools,
     plain_conversation,
 )
-from hearth.runtime.text.reply_format import ReplyFormat
+from hearth.runtime.text.reply_format import OWN_CALLS, ReplyFormat, format_by_name
+from hearth.runtime.text.reply_probe import ReplyProbe
+from hearth.runtime.text.told_tools import tell
 
 # Lone surrogates: no valid text has them, so none can be taken for a piece of a message.
 _STAND_INS = range(0xD800, 0xE000)
@@ -299,20 +308,28 @@ def check_fit(file: TokenizerFile, config: LLMEngineRunnerConfig) -> None:
 
 
 def open_template(
-    folder: Path, file: TokenizerFile, config: LLMEngineRunnerConfig
+    folder: Path, file: TokenizerFile, config: LLMEngineRunnerConfig, name: str = TEMPLATE_FILE
 ) -> ChatTemplate | None:
-    """The chat template of an engine folder, None where it has none.
+    """The chat template of that name of an engine folder, None where it has none.
 
     Raises `engine_corrupt` naming the file when it cannot be read.
     """
-    path = folder / TEMPLATE_FILE
+    path = folder / name
     if not path.exists():
         return None
     try:
         source = _read(path).decode()
     except UnicodeDecodeError as error:
-        raise _unreadable(TEMPLATE_FILE) from error
-    return ChatTemplate(source, _template_tokens(file, config))
+        raise _unreadable(name) from error
+    return ChatTemplate(source, _template_tokens(file, config), name)
+
+
+def _response_template(folder: Path) -> Any:
+    path = folder / RESPONSE_TEMPLATE_FILE
+    try:
+        return msgspec.json.decode(_read(path)) if path.exists() else None
+    except msgspec.DecodeError as error:
+        raise _unreadable(path.name) from error
 
 
 def _template_tokens(file: TokenizerFile, config: LLMEngineRunnerConfig) -> dict[str, str]:
@@ -359,7 +376,9 @@ class Tokenizer:
     """Text to token ids and back, for one model; safe to use from several threads.
 
     `vocab_size` counts the model's ids: every id below it can be decoded, to nothing where the
-    tokenizer has no text for it. `reply_format` tells how its replies are read.
+    tokenizer has no text for it. `tool_template`, if any, renders conversations with tools,
+    `reply_format` and `response_template` are as in `ReplyProbe.find`, `ends` are the spellings of
+    end tokens.
     """
 
     def __init__(
@@ -367,12 +386,16 @@ class Tokenizer:
         file: TokenizerFile,
         template: ChatTemplate | None,
         vocab_size: int,
+        *,
         tool_template: ChatTemplate | None = None,
-        reply_format: ReplyFormat | None = None,
+        reply_format: str = "",
+        response_template: Any = None,
+        ends: Sequence[str] = (),
     ) -> None:
         self.vocab_size = vocab_size
-        self.reply_format = reply_format
         self._tool_template = tool_template or template
+        self._probe = None if self._tool_template is None else ReplyProbe(self._tool_template, ends)
+        self._told = (reply_format, response_template)
         self._library = file.library
         self._size = file.size
         self._template = template
@@ -380,16 +403,35 @@ class Tokenizer:
         self._encoding = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path) -> "Tokenizer":
+    def open(cls, folder: Path, reply_format: str = "") -> "Tokenizer":
         """Read tokenizer and chat template of an engine folder.
 
-        Raises `engine_corrupt` for a file that cannot be read and `tokenizer_mismatch` when the
+        `reply_format` names a known format of replies in place of the one that is found. Raises `engine_corrupt` for a file that cannot be read and `tokenizer_mismatch` when the
         tokenizer does not fit the configuration, both naming the file.
         """
         config = load_config(folder)
         file = TokenizerFile.read(folder)
         check_fit(file, config)
-        return cls(file, open_template(folder, file, config), config.vocab_size)
+        return cls(
+            file,
+            open_template(folder, file, config),
+            config.vocab_size,
+            tool_template=open_template(folder, file, config, TOOL_TEMPLATE_FILE),
+            reply_format=reply_format,
+            response_template=_response_template(folder),
+            ends=[file.library.id_to_token(number) or "" for number in config.eos_token_ids],
+        )
+
+    @cached_property
+    def reply_format(self) -> ReplyFormat:
+        """The form of the model's replies, found out at the first use.
+
+        Raises `invalid_value` for a setting that names no format.
+        """
+        setting, template = self._told
+        if self._probe is None:
+            return format_by_name(setting or "none")
+        return self._probe.find(setting, template)
 
     def encode(self, text: str, field: str = "prompt") -> list[int]:
         """Ids of raw text: special tokens are recognised, and tokenizer.json may add some.
@@ -419,9 +461,17 @@ class Tokenizer:
         template = self._template_for(conversation)
         escape = self._special.escape()
         tools = [] if conversation.tool_choice == "none" else conversation.tools
+        messages = template_messages(conversation, template, escape)
+        shown_tools = template_tools(tools, escape)
+        if has_tools(conversation) and self._probe is not None:
+            own = self.reply_format.source == "own"
+            form = self.reply_format.calls or OWN_CALLS
+            dump = partial(dump_json, escape=escape)
+            messages = tell(messages, shown_tools, form, self._probe, dump, own=own)
+            shown_tools = shown_tools if self._probe.shows_tools and not own else []
         rendered = template.render(
-            template_messages(conversation, template, escape),
-            template_tools(tools, escape),
+            messages,
+            shown_tools,
             hidden_json(conversation.variables, escape),
             escape,
         )
@@ -438,7 +488,7 @@ class Tokenizer:
 
     def _opens_reasoning(self, rendered: str) -> bool:
         # Hidden text is stand-ins, so that no user's text is taken for the mark.
-        mark = "" if self.reply_format is None else self.reply_format.reasoning[0].strip()
+        mark = self.reply_format.reasoning[0].strip()
         return mark != "" and rendered.rstrip().endswith(mark)
 
     def _template_for(self, conversation: Conversation) -> ChatTemplate:
