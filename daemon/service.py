@@ -273,7 +273,11 @@ class Service:
     def _open_actors(self) -> tuple[TokenizerActor, SchedulerActor]:
         vision_memory, sockets, context = self._vision_memory, self._sockets, self._context
         self._tokenizer = open_tokenizer(
-            context, self._engine, sockets.tokenizer, vision_memory and vision_memory.prompt_images
+            context,
+            self._engine,
+            sockets.tokenizer,
+            vision_memory and vision_memory.prompt_images,
+            self._settings.reply_format,
         )
         self._limit_images()
         # A client may have been greeted before.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import structlog
 from msgspec import structs
 
@@ -49,7 +50,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
 from hearth.runtime.request import RowToken
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.text.conversation import Conversation, Tool, Turn
+from hearth.runtime.text.conversation import Conversation, Tool, has_tools
 from hearth.runtime.text.reply_format import ReplyFormat
 from hearth.runtime.text.reply_grammar import reply_grammar
 
@@ -166,8 +167,8 @@ class TokenizerActor:
         self.lost = 0
 
     @property
-    def reply_format(self) -> ReplyFormat | None:
-        """The form of the model's replies; None where it has no chat template."""
+    def reply_format(self) -> ReplyFormat:
+        """The form of the model's replies."""
         return self._tokenizer.reply_format
 
     def limit_images(self, most_tokens: int) -> None:
@@ -320,7 +321,8 @@ class TokenizerActor:
             return _Prompt(await _run(encode, long=len(text) >= _LONG_TEXT))
         conversation, visuals = message.chat or Conversation([]), message.visuals
         turns = conversation.turns
-        long = _letters(turns) >= _LONG_TEXT
+        letters = _letters(conversation)
+        long = letters >= _LONG_TEXT or has_tools(conversation)
         if not visuals and not any(turn.parts for turn in turns):
             encoded = await _run(lambda: self._tokenizer.encode_chat(conversation), long=long)
             return _Prompt(encoded.ids, in_reasoning=encoded.in_reasoning)
@@ -329,7 +331,7 @@ class TokenizerActor:
         prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
         if isinstance(message, Convert):
             return _Prompt(prompt.ids)
-        digested = _size(message) - _letters(turns)
+        digested = _size(message) - letters
         works = partial(images.works, prompt, visuals)
         shown = await _run(works, long=digested >= _LONG_TEXT)
         return _Prompt(prompt.ids, shown, in_reasoning=prompt.in_reasoning)
@@ -429,13 +431,16 @@ def open_tokenizer(
     engine: Path,
     socket: str,
     see: Callable[[Tokenizer], PromptImages] | None = None,
+    reply_format: str = "",
 ) -> TokenizerActor:
     """Open the tokenizer of an engine folder and its mailboxes, in the daemon's process.
 
-    Other processes reach it at `socket`; `see` makes `PromptImages` for a vision model. Raises
-    HearthError for a folder that cannot be read.
+    Other processes reach it at `socket`; `reply_format` is the setting; `see` makes `PromptImages`
+    for a vision model. Raises HearthError for a folder that cannot be read.
     """
-    tokenizer = Tokenizer.open(engine)
+    tokenizer = Tokenizer.open(engine, reply_format)
+    # Found at its first use: not while clients wait.
+    _ = tokenizer.reply_format
     ends = frozenset(load_config(engine).eos_token_ids)
     return TokenizerActor(
         inbox=Receiver(context, [TOKENIZER, socket], TokenizerMessage, WORK_LIMIT),
@@ -455,7 +460,7 @@ def _size(message: Request | Convert) -> int:
     text = message.prompt if isinstance(message, Request) else message.text
     if text is not None:
         return len(text)
-    size = _letters(message.chat.turns if message.chat else ())
+    size = _letters(message.chat or Conversation([]))
     if isinstance(message, Request):
         # A digest of their bytes is made.
         frames = (frame for visual in message.visuals for frame in visual.frames)
@@ -482,7 +487,10 @@ def _enforced(chat: Conversation, tool: Tool) -> bool:
     return chat.tool_choice in {"required", f"={tool.name}"}
 
 
-def _letters(turns: Sequence[Turn]) -> int:
+def _letters(chat: Conversation) -> int:
+    if has_tools(chat):
+        return len(msgspec.msgpack.encode(chat))
+    turns = chat.turns
     return sum(len(turn.content) + sum(len(part.text) for part in turn.parts) for turn in turns)
 
 

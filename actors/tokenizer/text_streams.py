@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cached_property
 
 import structlog
 from msgspec import structs
@@ -11,6 +12,7 @@ from hearth.actors.messages import Failed, ReplyEnd, Request, RowDelta
 from hearth.runtime.request import RowToken
 from hearth.runtime.text import ReplyReader, Tokenizer
 from hearth.runtime.text.reply_reader import ReplyPieces
+from hearth.runtime.text.stream import TokenBytes
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
 _SENTENCES = {
@@ -36,6 +38,10 @@ class TextStreams:
     def __len__(self) -> int:
         return len(self._open)
 
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
+
     def open(self, request: Request, *, in_reasoning: bool = False) -> None:
         """Begin the text of a request; raises `invalid_value` for an empty stop string.
 
@@ -43,7 +49,8 @@ class TextStreams:
         """
         reader = _reader(self._tokenizer, request, in_reasoning=in_reasoning)
         one_call = request.chat is not None and not request.chat.parallel_tool_calls
-        self._open[request.rid] = _Reply(reader, self._ends, one_call=one_call)
+        spelt = self._bytes if "token_bytes" in request.features else None
+        self._open[request.rid] = _Reply(reader, self._ends, spelt, one_call=one_call)
 
     def drop(self, rid: int) -> None:
         """Forget a request; unknown ones are ignored."""
@@ -75,8 +82,16 @@ class TextStreams:
 class _Reply:
     """One reply; it ends behind its first call where it may have but `one_call`."""
 
-    def __init__(self, reader: ReplyReader, ends: Collection[int], *, one_call: bool) -> None:
+    def __init__(
+        self,
+        reader: ReplyReader,
+        ends: Collection[int],
+        spelt: TokenBytes | None,
+        *,
+        one_call: bool,
+    ) -> None:
         self._reader = reader
+        self._spelt = spelt
         self._ends = ends
         self._one_call = one_call
         self._called = False
@@ -86,6 +101,9 @@ class _Reply:
         # An end token is no text even where it has a spelling; the last one of a grammar is text.
         ended = token.finish == "stop" and token.token_id in self._ends
         delta = RowDelta(rid, "", [token.token_id], [] if token.logprob is None else [token])
+        if delta.logprobs and self._spelt is not None:
+            ids = [token.token_id, *(other.token_id for other in token.top)]
+            delta.spellings = [[self._spelt.of(one) for one in ids]]
         finish: ReplyEnd | None = token.finish
         if not ended:
             self._add(delta, self._reader.push(token.token_id))
@@ -119,7 +137,7 @@ def _reader(tokenizer: Tokenizer, request: Request, *, in_reasoning: bool) -> Re
     if chat is None or not {"reasoning", "tool_calls"}.intersection(request.features):
         return ReplyReader(tokenizer, None, stop)
     form = tokenizer.reply_format
-    if form is not None and "reasoning" not in request.features:
+    if "reasoning" not in request.features:
         form, in_reasoning = structs.replace(form, reasoning=("", "")), False
     calls = "tool_calls" in request.features and chat.tool_choice != "none"
     tools = chat.tools if calls else ()

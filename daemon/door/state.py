@@ -68,13 +68,14 @@ def door_facts(
         total_tokens=config.max_kv_cache_capacity,
         places=config.max_supported_batch_size,
         engine=engine,
+        sampling=config.sampling,
     )
 
 
 def reply_facts(form: ReplyFormat | None) -> dict[str, Any]:
-    """Facts of `DoorFacts` by name, of a model whose replies have this form."""
+    """Facts of `DoorFacts` by name, of a model whose replies have this form; None is not known."""
     told = ["response_format"] if available() else []
-    if form is None:
+    if form is None or form.name == "none":
         return {"features": told}
     tool_format = "hearth" if form.source == "own" else form.name
     return {"features": [*told, "reasoning", "template", "tools"], "tool_format": tool_format}

@@ -406,8 +406,9 @@ class Tokenizer:
     def open(cls, folder: Path, reply_format: str = "") -> "Tokenizer":
         """Read tokenizer and chat template of an engine folder.
 
-        `reply_format` names a known format of replies in place of the one that is found. Raises `engine_corrupt` for a file that cannot be read and `tokenizer_mismatch` when the
-        tokenizer does not fit the configuration, both naming the file.
+        `reply_format` names a known format of replies in place of the one that is found. Raises
+        `engine_corrupt` for a file that cannot be read and `tokenizer_mismatch` when the tokenizer
+        does not fit the configuration, both naming the file.
         """
         config = load_config(folder)
         file = TokenizerFile.read(folder)
@@ -516,6 +517,10 @@ class Tokenizer:
         if len(known) <= _SHORT:
             return self._library.decode(known, skip_special_tokens=False)
         return self._library.decode_batch([known], skip_special_tokens=False)[0]
+
+    def spelling(self, token_id: int) -> str:
+        """The tokenizer's own name of a token; "" of an id that it does not know."""
+        return self._library.id_to_token(token_id) or ""
 
     def special_in(self, text: str) -> dict[int, str]:
         """The special tokens, ids and spellings, that occur in `text`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -10,6 +12,7 @@ from hearth.actors.tokenizer.text_streams import TextStreams, failed_with, joine
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, Tool, Turn
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 ENDS = (310,)
@@ -124,6 +127,96 @@ def test_a_token_outside_the_vocabulary_is_an_error_of_its_row_alone(tokenizer: 
     assert answer == failed_with(1, "internal")
     assert [entry["rid"] for entry in logs] == [1]
     assert len(streams) == 1
+
+
+TOOLS = [Tool("f", parameters={"type": "object"})]
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+THOUGHT = "<think>hm</think>"
+
+
+def chat(features: list[str], **fields: Any) -> Request:
+    conversation = Conversation([Turn("user", "hi")], TOOLS, **fields)
+    return Request(1, chat=conversation, features=features)
+
+
+def replied(tokenizer: Tokenizer, request: Request, text: str) -> list[RowDelta]:
+    """The deltas of a reply of this text and an end token, up to the one that ends it."""
+    streams = TextStreams(tokenizer, ENDS)
+    streams.open(request)
+    answers = feed(streams, 1, [*tokenizer.encode(text), *ENDS], "stop")
+    return [one for one in answers if isinstance(one, RowDelta)]
+
+
+@pytest.fixture(scope="module")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("engine")
+    open_tokenizer(folder, byte_level())
+    return Tokenizer.open(folder, "hermes")
+
+
+@pytest.mark.parametrize(
+    ("features", "text", "reasoning", "calls"),
+    [
+        (["reasoning", "tool_calls"], "ok", "hm", ["f"]),
+        (["tool_calls"], f"{THOUGHT}ok", "", ["f"]),
+        (["reasoning"], f"ok{CALL}", "hm", []),
+        ([], f"{THOUGHT}ok{CALL}", "", []),
+    ],
+)
+def test_a_client_reads_what_it_has_named(
+    hermes: Tokenizer, features: list[str], text: str, reasoning: str, calls: list[str]
+) -> None:
+    deltas = replied(hermes, chat(features), f"{THOUGHT}ok{CALL}")
+    assert "".join(one.text for one in deltas) == text
+    assert "".join(one.reasoning for one in deltas) == reasoning
+    assert [call.name for one in deltas for call in one.calls if call.name] == calls
+    assert deltas[-1].finish == ("tool_calls" if calls else "stop")
+
+
+@pytest.mark.parametrize(("several", "calls"), [(True, 2), (False, 1)])
+def test_a_turn_that_may_have_one_call_ends_behind_it(
+    hermes: Tokenizer, *, several: bool, calls: int
+) -> None:
+    asked = chat(["tool_calls"], parallel_tool_calls=several)
+    deltas = replied(hermes, asked, CALL * 2)
+    assert len([call for one in deltas for call in one.calls if call.name]) == calls
+    assert deltas[-1].finish == "tool_calls"
+
+
+def test_tools_that_must_not_be_called_are_not(hermes: Tokenizer) -> None:
+    deltas = replied(hermes, chat(["tool_calls"], tool_choice="none"), CALL)
+    assert "".join(one.text for one in deltas) == CALL
+    assert deltas[-1].finish == "stop"
+
+
+def test_the_last_token_of_a_grammar_is_text(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer, ENDS)
+    streams.open(request(1))
+    answers = feed(streams, 1, tokenizer.encode("on"), "stop")
+    assert text_of(answers) == "on"
+
+
+def test_the_stop_string_that_matched_is_told(tokenizer: Tokenizer) -> None:
+    streams = TextStreams(tokenizer, ENDS)
+    streams.open(request(1, "x", "lamp"))
+    last = [one for one in feed(streams, 1, tokenizer.encode("the lamp")) if one is not None][-1]
+    assert isinstance(last, RowDelta)
+    assert last.stop_string == "lamp"
+
+
+def test_tokens_are_spelt_in_bytes_for_clients_that_read_them(tokenizer: Tokenizer) -> None:
+    (first, *_) = tokenizer.encode("🦊")
+    a, b = tokenizer.encode("ab")
+    token = RowToken(0, first, -0.5, (TopLogprob(first, -0.5), TopLogprob(a, -1.0)))
+    for features, spellings in ((["token_bytes"], [[b"\xf0\x9f", b"\xf0\x9f", b"a"]]), ([], [])):
+        streams = TextStreams(tokenizer, ENDS)
+        streams.open(Request(1, prompt="x", features=features))
+        delta = streams.take(1, token)
+        assert isinstance(delta, RowDelta)
+        assert delta.spellings == spellings
+        more = streams.take(1, RowToken(0, b))
+        assert isinstance(more, RowDelta)
+        assert joined(delta, more).spellings == spellings
 
 
 def test_unknown_requests_are_ignored(tokenizer: Tokenizer) -> None:

@@ -43,6 +43,9 @@ class Slow:
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
         return self._after(len(ids), self.inner.decode(ids[:8], skip_special=skip_special))
 
+    def special_in(self, text: str) -> dict[int, str]:
+        return self.inner.special_in(text)
+
     def _after(self, size: int, result: T) -> T:
         self.encoded += 1
         self.started.set()

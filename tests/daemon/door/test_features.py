@@ -92,6 +92,7 @@ def test_deltas_that_wait_grow_by_reasoning_and_calls_each_in_its_reply() -> Non
     [
         (ReplyFormat("hermes", "known"), "hermes"),
         (ReplyFormat("json", "own"), "hearth"),
+        (ReplyFormat("none", "setting"), None),
         (None, None),
     ],
 )
@@ -101,4 +102,4 @@ def test_welcome_says_how_calls_are_read(form: ReplyFormat | None, tool_format: 
         door.on_loop(lambda: door.door.tell(facts=structs.replace(facts, **reply_facts(form))))
         welcome = greet(client)
         assert welcome.get("tool_format") == tool_format
-        assert ("tools" in welcome["features"]) == (form is not None)
+        assert ("tools" in welcome["features"]) == (tool_format is not None)
