@@ -58,12 +58,16 @@ def read_sampling(source: Path) -> dict[str, float]:
     fields = read_json(path) if path.exists() else {}
     found = {name: fields[name] for name in _SAMPLING if fields.get(name) is not None}
     for name, value in found.items():
-        try:
-            check_options(msgspec.convert({name: value}, RequestOptions))
-        except (msgspec.ValidationError, HearthError) as error:
-            text = f"{name} of {path.name} is no such option: {error}"
-            raise HearthError("model_invalid", text, name) from error
+        _check_sampling(name, value)
     return found
+
+
+def _check_sampling(name: str, value: Any) -> None:
+    try:
+        check_options(msgspec.convert({name: value}, RequestOptions))
+    except (msgspec.ValidationError, HearthError) as error:
+        text = f"{name} of {_GENERATION_FILE} is no such option: {error}"
+        raise HearthError("model_invalid", text, name) from error
 
 
 def read_template_tokens(source: Path, model: ModelConfig) -> dict[str, str]:
