@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
+from hearth.runtime.grammar import GrammarMatcher
 from hearth.runtime.request import FinishReason, RowRequest, RowToken
 from hearth.runtime.sampling import Sample
 
@@ -123,16 +124,18 @@ class DecodingRow:
     Rows with `speculation_disabled` take no trees, as their own have failed. Of the prompt `reused`
     tokens were cached before, and `drafted` entries of a draft engine. The first
     `exact_prefix_len` tokens have the slots of plain text; behind those a tree's path had other
-    slots between its nodes.
+    slots between its nodes. The `matcher` of a row with a grammar is behind its known tokens.
     """
 
     __slots__ = (
         "_end_tokens",
+        "_fault",
         "_longest",
         "drafted",
         "exact_prefix_len",
         "filled",
         "initial",
+        "matcher",
         "number",
         "options",
         "passed",
@@ -157,6 +160,8 @@ class DecodingRow:
         self.speculation_disabled = False
         self.filled = self.passed = self.reused = self.drafted = 0
         self.exact_prefix_len = capacity
+        self.matcher: GrammarMatcher | None = None
+        self._fault = ""
         self.state = _LIVE
         self._longest = request.prompt_length + tokens_to_generate(request, capacity)
         self.remaining_budget = self._longest - len(self.token_ids)
@@ -177,6 +182,19 @@ class DecodingRow:
         """The tokens beyond the prompt."""
         return self.token_ids[self.prompt_length :]
 
+    def mask(self) -> NDArray[np.uint32] | None:
+        """Mask of the next token; None where a row has none, or takes no further token.
+
+        A row whose grammar allows nothing fails as it takes its next token.
+        """
+        if self.matcher is None or self.state is not _LIVE:
+            return None
+        try:
+            return self.matcher.mask()
+        except HearthError as error:
+            self._fault = error.code
+            return None
+
     def take(self, sample: Sample | None) -> RowToken | None:
         """Append a sampled token, or fail when its logits were not finite, and report it.
 
@@ -184,20 +202,31 @@ class DecodingRow:
         """
         if self.state is not _LIVE:
             return None
-        if sample is None:
-            return self.fail("non_finite")
+        if sample is None or self._fault:
+            return self.fail(self._fault or "non_finite")
         token_id = sample.token_id
         if token_id < 0:
             return None
         self.token_ids.append(token_id)
         finish: FinishReason | None = None
-        if token_id in self._end_tokens:
+        ends = token_id in self._end_tokens
+        if self.matcher is not None and not ends:
+            ends = self._follow(self.matcher, token_id)
+        if ends:
             finish = "stop"
         elif len(self.token_ids) >= self._longest:
             finish = "length"
         if finish is not None:
             self.state = RowState.FINISHED
         return RowToken(self.number, token_id, sample.logprob, sample.top, finish)
+
+    def _follow(self, matcher: GrammarMatcher, token_id: int) -> bool:
+        """Let the grammar follow a token; True if it has ended with it."""
+        try:
+            matcher.accept(token_id)
+        except HearthError as error:
+            self._fault = error.code
+        return matcher.ended
 
     def fail(self, code: str) -> RowToken:
         """End the row with an error and report it."""
@@ -229,6 +258,8 @@ class DecodingInferenceContext:
         self.owners = list(owners)
         self.rows: list[DecodingRow] = []
         self.decoding = 0
+        self.masked = False
+        """True if a row has a grammar."""
         self.capacity = config.max_kv_cache_capacity - (room - 1)
         self._places = config.max_supported_batch_size
         self._slots = config.max_kv_cache_capacity
@@ -380,6 +411,7 @@ class DecodingInferenceContext:
         joiners = sorted(rest, key=lambda row: row.prompt_left)
         self.rows, self.decoding, self._coming = [*staying, *joiners], len(staying), []
         self._by_number = {n: row for n, row in self._by_number.items() if row.state is _LIVE}
+        self.masked = any(row.matcher is not None for row in self.rows)
         places = {row: place for place, row in enumerate(before)}
         unseen: dict[DecodingRow, int] = {}
         for row, added in unread:

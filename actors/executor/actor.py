@@ -206,7 +206,7 @@ class ExecutorActor:
         self._rows = ExecutorRows(incarnation)
         self._ask, self._doubts = ask, Doubts()
         self._adapters = ExecutorAdapters(name, runtime, to_supervisor)
-        self._stopping = self._retiring = False
+        self._stopping = self._retiring = self._compiling = False
         self._failures = self._switches = 0
         self._reported = float("-inf")
 
@@ -238,6 +238,8 @@ class ExecutorActor:
                         self._tell_step(result)
                 elif not self._rows.waiting:
                     wait_any([self._inbox, self._control], PROGRESS_S)
+                elif self._compiling:
+                    wait_any([self._inbox, self._control], PROGRESS_S, self._runtime.descriptors)
             self._log_failures()
             # No row goes on elsewhere.
             self._rows.fail([*self._rows, *self._rows.waiting], _SHUTTING_DOWN)
@@ -322,8 +324,10 @@ class ExecutorActor:
     def _place(self) -> None:
         """Admit waiting rows to the free slots; those that the runtime refuses fail.
 
-        Rows that run together share an adapter: others wait until there is no row any more.
+        Rows that run together share an adapter: others wait until there is no row any more. So do
+        rows whose grammar is being compiled, without keeping others back.
         """
+        self._compiling = False
         free, chosen = self._runtime.free, dict[int, RowRequest]()
         shared = self._runtime.adapter if len(self._rows) else None
         for rid, row in list(self._rows.waiting.items()):
@@ -332,11 +336,15 @@ class ExecutorActor:
                 continue
             try:
                 self._runtime.check(row)
+                ready = self._runtime.ready(row)
             except HearthError as error:
                 self._rows.fail([rid], error)
-            else:
+                continue
+            if ready:
                 shared = adapter
                 chosen[rid] = row
+            else:
+                self._compiling = True
         # What one may pin depends on what others have pinned: it is refused by itself.
         pins = [rid for rid, row in chosen.items() if row.options.cache == "pin"]
         for group in [*([rid] for rid in pins), [rid for rid in chosen if rid not in pins]]:

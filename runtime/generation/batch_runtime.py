@@ -205,6 +205,13 @@ class BatchRuntime(Protocol):
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
 
+    def ready(self, row: RowRequest) -> bool:
+        """Return False while a row's grammar is being compiled; raises where it cannot be."""
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """Descriptors of which one is readable when a row may be `ready`."""
+
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         """Take rows, all or none, and give their numbers; raises naming the field at fault."""
 

@@ -32,6 +32,8 @@ class InFlightStep(msgspec.Struct, Generic[Event]):
     rounds: list[RowRound] = []
     """Rows that have speculated in it, once it is collected."""
     error: Exception | None = None
+    unpicked: bool = False
+    """True if its sampling is not queued: masks of its rows follow from tokens not read yet."""
 
     @property
     def filled(self) -> int:

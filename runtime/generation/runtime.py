@@ -9,6 +9,7 @@ from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import BatchSampler, Device
 from hearth.runtime.device.open import open_device
+from hearth.runtime.engine_folder import TOKENIZER_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
@@ -26,6 +27,7 @@ from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.generation.step_times import StageMetrics, StepTimes
 from hearth.runtime.generation.vanilla import VanillaStrategy
 from hearth.runtime.generation.vision_scheduler import TowerWork, VisionBudget, VisionScheduler
+from hearth.runtime.grammar import GrammarCompiler, GrammarMatcher, available, require
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
 from hearth.runtime.kv_cache.prefix_cache import PrefixCache, PrefixMetrics
@@ -69,6 +71,7 @@ class LLMInferenceRuntime:
         *,
         tower: VisionRunner | None = None,
         prefix: PrefixCache | None = None,
+        grammars: GrammarCompiler | None = None,
         prefill_budget: float = 1.0,
     ) -> None:
         self.chosen = ""
@@ -81,6 +84,7 @@ class LLMInferenceRuntime:
         self._vanilla = VanillaStrategy(runner, sampler)
         self._speculation = speculation
         self._prefix = prefix
+        self._grammars = grammars
         owners: list[RowOwner] = [*runner.row_owners, sampler]
         room = 1
         if speculation is not None:
@@ -147,7 +151,17 @@ class LLMInferenceRuntime:
             undo.callback(device.close)
             parts = assemble(deployment, folder, options, device, embeddings=embeddings)
             budget = deployment.prefill_budget
-            runtime = cls(*parts[:4], tower=parts.tower, prefix=parts.prefix, prefill_budget=budget)
+            grammars = None
+            if available():
+                tokens = config.output_vocab_size, config.eos_token_ids
+                grammars = GrammarCompiler(folder / TOKENIZER_FILE, *tokens)
+            runtime = cls(
+                *parts[:4],
+                tower=parts.tower,
+                prefix=parts.prefix,
+                grammars=grammars,
+                prefill_budget=budget,
+            )
         runtime.chosen, runtime.memory = deployment.chosen, predict_memory(deployment).device
         return runtime
 
@@ -352,12 +366,27 @@ class LLMInferenceRuntime:
             raise HearthError("unsupported_option", "there is no prefix cache to pin to", "cache")
         self._runner.get_lora_weights_digest(options.adapter)
         check_options(options, self.config.output_vocab_size)
+        if options.grammar:
+            require("grammar")
+
+    def ready(self, row: RowRequest) -> bool:
+        """Return True if a row that is served has no grammar that is still being compiled.
+
+        Raises `grammar_invalid` where a grammar cannot be.
+        """
+        grammar, compiler = row.options.grammar, self._grammars
+        return not grammar or compiler is None or compiler.ready(grammar)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors of which one is readable when a grammar is compiled, until it is `ready`."""
+        return [] if self._grammars is None else [self._grammars.descriptor]
 
     def admit(self, rows: Sequence[RowRequest]) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.
 
         Refuses all, naming the field: places too few, one is not served or (`cache_full`) pinned,
-        or they do not share an adapter with each other and with those that run.
+        or they do not share an adapter with each other and with those that run. Waits for grammars.
         """
         if not 1 <= len(rows) <= self.free:
             what = f"{self.free} places are free, for {len(rows)} rows"
@@ -370,12 +399,16 @@ class LLMInferenceRuntime:
         if len(adapters) > 1:
             what = "rows that run together share an adapter, or have none"
             raise HearthError("invalid_value", what, "adapter")
+        matchers = [self._matcher(row) for row in rows]
         self._runner.switch_lora_weights(*adapters)
         if self._prefix is not None:
             for row in rows:
                 if row.options.cache == "pin":
                     self._prefix.pin(row)
-        return self._context.admit(rows)
+        numbers = self._context.admit(rows)
+        for admitted, matcher in zip(self._context.coming[-len(rows) :], matchers, strict=True):
+            admitted.matcher = matcher
+        return numbers
 
     def run_tower(self, work: TowerWork) -> None:
         """Take a picture for the tower, within the budget of prefill where rows decode.
@@ -423,7 +456,7 @@ class LLMInferenceRuntime:
                 elif speculation is not None and kind == "verify":
                     step = speculation.verify_step(context)
                 else:
-                    step = self._vanilla.decode_step(context)
+                    step = self._vanilla.decode_step(context, known=not in_flight)
                     if speculation is not None:
                         speculation.follow(step)
                 in_flight.append(step)
@@ -449,12 +482,21 @@ class LLMInferenceRuntime:
                     closing.callback(self._speculation.proposer.close)
                 if self.tower is not None:
                     closing.callback(self.tower.close)
+                if self._grammars is not None:
+                    closing.callback(self._grammars.close)
                 if self._prefix is not None:
                     # First of all, while the memory is there.
                     closing.callback(self._prefix.close)
         except HearthError as error:
             if error.code != "device_lost":
                 raise
+
+    def _matcher(self, row: RowRequest) -> GrammarMatcher | None:
+        """Return a matcher behind the tokens that a row has generated; None for no grammar."""
+        grammar = row.options.grammar
+        if not grammar or self._grammars is None:
+            return None
+        return self._grammars.matcher(grammar, row.token_ids[row.prompt_length :])
 
     def _clear(self, what: str) -> None:
         """Let rows that ended leave their places; raises `internal` where one is active."""
@@ -472,7 +514,7 @@ class LLMInferenceRuntime:
                 # Its tokens decide what is next.
                 return None
             self._drop_verify()
-        if len(in_flight) > self._device.steps_ahead:
+        if len(in_flight) > self._device.steps_ahead or (in_flight and in_flight[-1].unpicked):
             return None
         if not context.stays:
             self._arrange()
@@ -536,11 +578,17 @@ class LLMInferenceRuntime:
             if speculation is not None and step.kind == "verify":
                 tokens = speculation.collect(step)
             else:
+                if step.unpicked:
+                    # The steps before it failed, or were of rows that left.
+                    self._vanilla.pick(step)
                 tokens = self._vanilla.collect(step)
         except HearthError as error:
             if step.kind != "prefill":
                 raise
             return failed_chunk(step.rows, step.started, error)
+        if self._in_flight and self._in_flight[0].unpicked:
+            # The device runs it meanwhile, up to its logits.
+            self._vanilla.pick(self._in_flight[0])
         if prefix:
             prefix.collected(step, step.rows, live, chunk=step.kind == "prefill")
         if speculation is not None and step.kind == "verify":

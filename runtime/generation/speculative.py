@@ -2,6 +2,8 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowState
 from hearth.runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
@@ -69,7 +71,12 @@ class SpeculativeStrategy:
         fixed = self._runner.get_engine_config().device == "cuda"
         width = self._trees.ids.shape[1] if fixed else max(sizes)
         self._runner.execute_eagle_base_tree_decoding_step(len(rows), width)
-        paths = self._sampler.verify(len(rows), width)
+        masks: list[list[NDArray[np.uint32]]] = []
+        if context.masked:
+            # Made while the device runs the nodes. A row with a grammar has node 0 alone.
+            found = [row.mask() for row in rows]
+            masks = [[] if mask is None else [mask] for mask in found]
+        paths = self._sampler.verify(len(rows), width, masks)
         host_s = time.monotonic() - started
         trees = VerifiedTrees(paths, sizes, width, all(speculating), drafted)
         # Queued in vain, where a row ends, it takes the device no longer than a wait for the host.
@@ -156,7 +163,10 @@ class SpeculativeStrategy:
         default = self._policy is None or self._policy.wants(len(rows))
         asked = (row.options.speculation for row in rows)
         wanted = (default if one is None else one for one in asked)
-        return [one and not row.speculation_disabled for one, row in zip(wanted, rows, strict=True)]
+        return [
+            one and not row.speculation_disabled and row.matcher is None
+            for one, row in zip(wanted, rows, strict=True)
+        ]
 
 
 def _take(row: DecodingRow, path: AcceptedPath | None) -> list[RowToken]:

@@ -1,5 +1,6 @@
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,17 +43,32 @@ class VanillaStrategy:
             images = image_pieces([row.request.images for row in rows], filled, lengths, width)
         self._runner.execute_prefill_step(token_ids, lengths, first, images)
         picked = context.prefilled(lengths)
-        samples = self.sampler.sample(len(rows), first, picked)
+        masks = [row.mask() for row in rows[:picked]] if context.masked else ()
+        samples = self.sampler.sample(len(rows), first, picked, masks)
         host_s = time.monotonic() - started
         return InFlightStep(
             "prefill", rows, samples, started, host_s, lengths, token_ids.size, first
         )
 
-    def decode_step(self, context: DecodingInferenceContext) -> InFlightStep[PendingSamples]:
-        """Queue a step that runs the newest token of every decoding row and samples the next."""
+    def decode_step(
+        self, context: DecodingInferenceContext, *, known: bool = True
+    ) -> InFlightStep[PendingSamples]:
+        """Queue a step that runs the newest token of every decoding row and samples the next.
+
+        Where a row has a grammar, and not all tokens before are `known`, the step is `unpicked`.
+        """
         started = time.monotonic()
         rows, captured = context.decoders, self._captured
         count = len(rows)
+        if context.masked and any(row.matcher is not None for row in rows):
+            self._runner.execute_vanilla_decoding_step(count)
+            context.decoded()
+            host_s = time.monotonic() - started
+            step: InFlightStep[Any] = InFlightStep("decode", rows, None, started, host_s)
+            step.lengths, step.computed, step.unpicked = [1] * count, count, True
+            if known:
+                self.pick(step)
+            return step
         if captured is not None:
             captured.expect(count)
         if captured is not None and self._runner.launch_vanilla_decoding_step(count):
@@ -63,6 +79,12 @@ class VanillaStrategy:
         context.decoded()
         host_s = time.monotonic() - started
         return InFlightStep("decode", rows, samples, started, host_s, [1] * count, count)
+
+    def pick(self, step: InFlightStep[PendingSamples]) -> None:
+        """Queue the sampling of a step that is `unpicked`; its rows' tokens before are known."""
+        rows = step.rows
+        step.event = self.sampler.sample(len(rows), masks=[row.mask() for row in rows])
+        step.unpicked = False
 
     def collect(self, step: InFlightStep[PendingSamples]) -> list[RowToken]:
         """Wait for the tokens and hand them to their rows; rows that left report nothing."""

@@ -53,6 +53,8 @@ class FakeRuntime:
         self.graphs: dict[str, GraphCounters] = {}
         self.device_free: int | None = None
         self.queue_by = 0.0
+        self.compiling: set[str] = set()
+        self.descriptors: list[int] = []
         self.pictures: list[TowerWork] = []
         self._joining: list[int] = []
         self._numbers = 0
@@ -73,6 +75,11 @@ class FakeRuntime:
             raise HearthError("invalid_value", "token -1 is not in the vocabulary", "token_ids")
         if row.options.adapter and row.options.adapter not in self.adapters:
             raise HearthError("adapter_unknown", "there is no such adapter", "adapter")
+
+    def ready(self, row: RowRequest) -> bool:
+        if row.options.grammar == "bad":
+            raise HearthError("grammar_invalid", "it has an error", "grammar")
+        return row.options.grammar not in self.compiling
 
     def load_adapter(self, name: str, source: Path) -> None:
         if not source.name:

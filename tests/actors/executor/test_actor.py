@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from math import prod
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from msgspec import structs
 from numpy.typing import NDArray
 
 from hearth.actors.arena import Arena, ArenaSlots
@@ -95,6 +97,38 @@ def test_a_place_is_taken_at_the_border_at_which_it_frees_in_the_offered_order(
     assert harness.placed == [[1, 2], [4], [3]]
     steps = [step.rids for step in harness.steps]
     assert steps == [[1, 2], [1, 2], [4], [2, 4], [3], [2, 3], [3]]
+
+
+def test_a_row_waits_without_a_place_for_its_grammar_and_keeps_nobody_back(
+    harness: Harness, runtime: FakeRuntime
+) -> None:
+    compiled = os.eventfd(0)
+    runtime.compiling, runtime.descriptors = {"slow"}, [compiled]
+    held = row(7, 2)
+    held[1].options = structs.replace(held[1].options, grammar="slow")
+    harness.offer(held, row(8, 2))
+    harness.start()
+    harness.finish(8)
+    assert harness.placed == [[8]]
+    runtime.compiling = set()
+    os.eventfd_write(compiled, 1)
+    harness.finish(7)
+    assert harness.placed == [[8], [7]]
+    os.close(compiled)
+
+
+def test_a_row_whose_grammar_cannot_be_compiled_fails_alone(
+    harness: Harness, runtime: FakeRuntime
+) -> None:
+    bad = row(7, 2)
+    bad[1].options = structs.replace(bad[1].options, grammar="bad")
+    harness.offer(bad, row(8, 2))
+    harness.start()
+    harness.finish(7, 8)
+    (failure,) = harness.failed
+    assert (failure.rids, failure.code, failure.field) == ([7], "grammar_invalid", "grammar")
+    assert harness.placed == [[8]]
+    assert not runtime.rows
 
 
 def test_a_continuation_goes_on(harness: Harness) -> None:

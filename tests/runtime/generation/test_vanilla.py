@@ -28,7 +28,7 @@ from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.image_merge import ImagePiece
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.sampling import RowSampler, Sample, sample_rows
+from hearth.runtime.sampling import RowSampler, Sample, TokenMasks, sample_rows
 from hearth.runtime.speculation.eagle import EagleProposer
 from hearth.runtime.tensors import lora
 from hearth.runtime.tensors.tensor import Tensor
@@ -149,10 +149,13 @@ def test_a_token_is_sampled_for_its_own_position(monkeypatch: pytest.MonkeyPatch
     positions: list[list[int]] = []
 
     def note(
-        logits: np.ndarray, samplers: Sequence[RowSampler], asked: Sequence[int]
+        logits: np.ndarray,
+        samplers: Sequence[RowSampler],
+        asked: Sequence[int],
+        masks: TokenMasks,
     ) -> list[Sample | None]:
         positions.append(list(asked))
-        return sample_rows(logits, samplers, asked)
+        return sample_rows(logits, samplers, asked, masks)
 
     monkeypatch.setattr(cpu_sampler, "sample_rows", note)
     _, strategy, context = _started(2, 3)
