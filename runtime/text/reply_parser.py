@@ -111,7 +111,7 @@ class ReplyParser(Scanner):
         opened, closed = self._reasoning
         if self._channels is not None:
             yield from self._try(self._messages(self._channels))
-        elif in_reasoning:
+        elif in_reasoning and closed:
             yield from self._body([closed], reasoning=True)
         elif opened:
             yield from self._try(self._open_reasoning(opened, closed))
@@ -227,7 +227,7 @@ class ReplyParser(Scanner):
             self._complete()
             if form.separator.strip() and (yield from self.sees(self._mark(form.separator))):
                 self._kept = self.at
-            if close and (yield from self.sees(close)):
+            if close and (yield from self.sees(close, cut=True)):
                 self._kept = self.at
                 return
             if again:
@@ -249,8 +249,8 @@ class ReplyParser(Scanner):
 
     def _close(self, mark: Mark) -> Reading[None]:
         """Pass the end of a call, which is the end of the reply where a model leaves it out."""
-        if mark and not ((yield from self._next()) == "" and self.ended):
-            yield from self.expect(mark)
+        if mark and (yield from self._next()) and not (yield from self.sees(mark, cut=True)):
+            raise NotThereError
 
     def _next(self) -> Reading[str]:
         yield from self.space()
@@ -356,7 +356,8 @@ class ReplyParser(Scanner):
             given = True
         if (yield from self._next()):
             at = self.at
-            yield from self.expect(close)
+            if not (yield from self.sees(close, cut=True)):
+                raise NotThereError
             self.at = at
         if not given:
             self._begin(name, call_id)
@@ -401,7 +402,7 @@ def _as_object(text: str) -> str:
 
 
 def _whole(text: str, read: Callable[[Scanner], Reading[Any]]) -> Any:
-    """What a reader finds in a text that it reads to its end."""
+    """Run a reader on a text, all of which it has to read."""
     scanner = Scanner(text, ended=True)
     found = scanner.run(read(scanner))
     if skip_space(text, scanner.at) < len(text):
@@ -451,8 +452,8 @@ def _kind_of(text: str) -> set[str]:
     """The types that the text of a JSON value has."""
     if text[0] in _FIRST:
         return {_FIRST[text[0]]}
-    value = float(text)
-    return {"number", "integer"} if value.is_integer() else {"number"}
+    whole = text.lstrip("-").isdigit() or float(text).is_integer()
+    return {"number", "integer"} if whole else {"number"}
 
 
 _DEEPEST_REFERENCE = 8

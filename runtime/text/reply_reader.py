@@ -51,7 +51,7 @@ class ReplyReader:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that matched, the first given where several begin there."""
+        """The stop string that matched, the shortest where several begin there."""
         return self._stop.matched if self._plain is None else self._plain.stop_string
 
     def push(self, token_id: int) -> ReplyPieces:

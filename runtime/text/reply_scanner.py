@@ -110,7 +110,7 @@ class Scanner:
         self.ended = ended
 
     def run(self, reading: Reading[T]) -> T:
-        """What a reader returns for a text that ended."""
+        """Run a reader on a text that ended."""
         try:
             next(reading)
         except StopIteration as done:
@@ -139,13 +139,15 @@ class Scanner:
             yield from self.more()
         return self.text[self.at]
 
-    def sees(self, mark: Mark) -> Reading[bool]:
-        """True if `mark` comes next, perhaps behind white space; then it is passed."""
+    def sees(self, mark: Mark, *, cut: bool = False) -> Reading[bool]:
+        """True if `mark` comes next, perhaps behind white space; then it is passed.
+
+        With `cut` the text may end within it: a model's end token may stand for the rest.
+        """
         yield from self.space()
         while (end := mark.match(self.text, self.at)) is None:
             if self.ended:
-                # The end token of a model may stand for the rest of its last mark.
-                end = len(self.text) if self.at < len(self.text) else -1
+                end = len(self.text) if cut and self.at < len(self.text) else -1
                 break
             yield from self.more()
         if end >= 0:

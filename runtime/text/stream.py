@@ -158,7 +158,7 @@ class StopMatcher:
         return min((start for start in starts if start >= 0), default=len(text))
 
     def _string_at(self, text: str, start: int) -> str:
-        return next(stop for stop in self._stop if text.startswith(stop, start))
+        return min((stop for stop in self._stop if text.startswith(stop, start)), key=len)
 
     def _possible(self, text: str) -> int:
         """Index of a match that more text could complete; else the length of `text`."""
@@ -188,7 +188,7 @@ class TextStream:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that matched, the first given where several begin there."""
+        """The stop string that matched, the shortest where several begin there."""
         return self._matcher.matched
 
     def push(self, token_id: int) -> str:

@@ -189,12 +189,21 @@ class SpecialTokens:
         self._refused = distinct.keys() - {unknown}
         self._written = _as_written(distinct.values())
         self._markers = SpecialText([token.content for token in marks.values()])
+        self._tokens = {
+            token.content: number
+            for number, token in marks.items()
+            if token.special or (token.content[0] == "<" and token.content[-1] == ">")
+        }
         self._spellings = {number: marks[number].content for number in sorted(self.ids)}
         self._special = SpecialText(self._spellings.values())
 
     def found_in(self, text: str) -> dict[int, str]:
         """The special ones that occur in `text`."""
         return {number: one for number, one in self._spellings.items() if one in text}
+
+    def tokens_in(self, text: str) -> dict[str, int]:
+        """The special ones, and plain ones like `<name>`, which llguidance takes for special."""
+        return {one: number for one, number in self._tokens.items() if one in text}
 
     def escape(self) -> MarkerEscape:
         """Fresh stand-ins for the markers in the text of one conversation."""
@@ -525,6 +534,10 @@ class Tokenizer:
     def special_in(self, text: str) -> dict[int, str]:
         """The special tokens, ids and spellings, that occur in `text`."""
         return self._special.found_in(text)
+
+    def added_in(self, text: str) -> dict[str, int]:
+        """The tokens that grammars know by id, spellings and ids, that occur in `text`."""
+        return self._special.tokens_in(text)
 
     def has_text(self, token_id: int) -> bool:
         """Return True if an id shows in text: it is not special, and the tokenizer knows it."""

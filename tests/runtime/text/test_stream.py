@@ -73,9 +73,9 @@ def pushed(matcher: StopMatcher, parts: list[str]) -> str:
     return "".join([*map(matcher.push, parts), matcher.finish()])
 
 
-def naive(text: str, stop: list[str]) -> tuple[str, bool]:
-    starts = [text.find(s) for s in stop if s in text]
-    return (text[: min(starts)], True) if starts else (text, False)
+def naive(text: str, stop: list[str]) -> tuple[str, str | None]:
+    found = min(((text.find(s), len(s), s) for s in stop if s in text), default=None)
+    return (text, None) if found is None else (text[: found[0]], found[2])
 
 
 def split(text: str, cuts: list[int]) -> list[str]:
