@@ -30,6 +30,12 @@ OTHERS = {
         "daemon/door/requests.py",
         "runtime/generation/seating.py",
     },
+    "grammar": {
+        # Also that of a response format.
+        "actors/tokenizer/actor.py",
+        "daemon/door/conversations.py",
+        "runtime/text/reply_grammar.py",
+    },
     "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -50,9 +50,13 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
 from hearth.runtime.request import RowToken
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.text.conversation import Conversation, Tool, has_tools
+from hearth.runtime.text.conversation import Conversation, has_tools
 from hearth.runtime.text.reply_format import ReplyFormat
-from hearth.runtime.text.reply_grammar import reply_grammar
+from hearth.runtime.text.reply_grammar import (
+    answer_grammar,
+    enforced_schemas,
+    reply_grammar,
+)
 
 SEND_TIMEOUT_S = 10.0
 """Seconds for which a send to scheduler or front door may wait before it is given up."""
@@ -344,21 +348,15 @@ class TokenizerActor:
         return await _run(partial(self._compose, request, in_reasoning=in_reasoning), long=True)
 
     def _compose(self, request: Request, *, in_reasoning: bool) -> str:
-        chat, asked = request.chat or Conversation([]), request.response_format
-        schemas: dict[str, dict[str, Any] | bool] = {
-            f"tools[{index}].parameters": tool.parameters
-            for index, tool in enumerate(chat.tools)
-            if _enforced(chat, tool)
-        }
-        if asked is not None and asked.schema is not None:
-            schemas["response_format.schema"] = asked.schema
-        check_schemas(schemas)
+        chat, asked = request.chat, request.response_format
+        check_schemas(enforced_schemas(chat or Conversation([]), asked))
         if asked is not None and asked.kind == "regex":
             check_regex(asked.grammar, "response_format.regex")
         if asked is not None and asked.kind == "lark":
             check_lark(asked.grammar, "response_format.grammar")
-        grammar = reply_grammar(self._tokenizer, chat, asked, in_reasoning=in_reasoning)
-        return grammar or ""
+        if chat is None:
+            return "" if asked is None else answer_grammar(asked)
+        return reply_grammar(self._tokenizer, chat, asked, in_reasoning=in_reasoning) or ""
 
     async def _step(self, step: StepOutput) -> None:
         began = time.monotonic()
@@ -475,16 +473,9 @@ def _asked_form(request: Request) -> str:
         "response_format": request.response_format is not None,
         "tool_choice": chat.tool_choice not in {"none", "auto"},
         "reasoning_budget": chat.reasoning_budget is not None,
-        "tools": any(_enforced(chat, tool) for tool in chat.tools),
+        "tools": enforced_schemas(chat),
     }
     return next((name for name, asked in fields.items() if asked), "")
-
-
-def _enforced(chat: Conversation, tool: Tool) -> bool:
-    """True if arguments of this tool have to follow its schema."""
-    if chat.tool_choice == "auto":
-        return tool.strict
-    return chat.tool_choice in {"required", f"={tool.name}"}
 
 
 def _letters(chat: Conversation) -> int:

@@ -22,6 +22,7 @@ from hearth_client.errors import DeadlineExceeded as DeadlineExceeded
 from hearth_client.errors import DuplicateId as DuplicateId
 from hearth_client.errors import EncoderFailed as EncoderFailed
 from hearth_client.errors import ExecutorFailed as ExecutorFailed
+from hearth_client.errors import GrammarInvalid as GrammarInvalid
 from hearth_client.errors import HearthClientError as HearthClientError
 from hearth_client.errors import ImageInvalid as ImageInvalid
 from hearth_client.errors import ImageTimeout as ImageTimeout

@@ -62,6 +62,12 @@ class UnsupportedOption(RequestRefused):
     code = "unsupported_option"
 
 
+class GrammarInvalid(RequestRefused):
+    """A schema, regex or grammar cannot be enforced: the message names the keyword."""
+
+    code = "grammar_invalid"
+
+
 class PromptEmpty(RequestRefused):
     """The prompt has no text to continue."""
 
