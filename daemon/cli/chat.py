@@ -1,6 +1,5 @@
 """A talk with a running daemon, in a terminal or by lines of a pipe."""
 
-import json
 import readline
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import click
 
 from hearth.daemon.cli.clients import connected
-from hearth.daemon.cli.console import Lines, err, out, printable, printable_name
+from hearth.daemon.cli.console import Lines, err, out, print_call, printable, printable_name
 from hearth.daemon.cli.conversation import Conversation
 from hearth.daemon.cli.errors import FAILED, Failure, wrong_usage
 from hearth.daemon.cli.options import (
@@ -196,8 +195,7 @@ def _reply(client: Client, conversation: Conversation, text: str | None) -> None
     calls = generation.tool_calls
     conversation.add(text, generation.text(), tokens, generation.reasoning, calls)
     for call in calls:
-        arguments = json.dumps(call.arguments, ensure_ascii=False)
-        out().print(f"{printable_name(call.name)} {printable(arguments)}", markup=False)
+        print_call(call.name, call.arguments)
     if generation.reasoning:
         words = len(generation.reasoning.split())
         err().print(f"[dim]it thought for {words} words, /reasoning shows them[/]")
