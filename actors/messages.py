@@ -151,6 +151,8 @@ class Request(ActorMessage, tag="request"):
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
     `client` take turns with those of others. `features` are what the client reads of a reply.
+    `siblings` are the numbers of further replies to the prompt, which the tokenizer submits as
+    requests of their own once this one has its first token.
     """
 
     rid: int
@@ -162,6 +164,7 @@ class Request(ActorMessage, tag="request"):
     prompt: str | None = None
     response_format: ResponseFormat | None = None
     features: list[str] = []
+    siblings: list[int] = []
     visuals: list[Visual] = []
     token_ids: list[int] = []
     encoded: float = 0.0

@@ -89,6 +89,8 @@ class ActorMessageHandler:
         if isinstance(message, Accepted):
             self._accepted(request, message)
         elif isinstance(message, Embedded):
+            if request.embedded is not None:
+                return
             request.embedded = message
             request.images_s = time.monotonic() - request.opened - request.tokenize_s
             self._replay(request)
@@ -102,6 +104,9 @@ class ActorMessageHandler:
         code = failed.code if failed.code in CODES else "internal"
         field = _field_of(request, failed.field)
         self._tracker.fail(request, code, failed.message, field, failed.ahead)
+        if len(request.replies) > 1:
+            # The others go on otherwise.
+            self._tracker.drop_work(request)
 
     def _accepted(self, request: sessions.OpenRequest, message: Accepted) -> None:
         if request.accepted:
@@ -150,7 +155,7 @@ class ActorMessageHandler:
 
     def _row_arrived(self, row: RowDelta, step: Deltas) -> None:
         request = self._find(row.rid)
-        if request is None:
+        if request is None or row.rid in request.ended:
             return
         if not request.accepted or (request.images and request.embedded is None):
             # Two actors write to the door's inbox: tokens may overtake the scheduler's message.
@@ -160,8 +165,12 @@ class ActorMessageHandler:
             _count(request, row, step)
             self._delta(request, row, step.ended)
         if row.finish is not None:
-            request.stop_string = row.stop_string
-            self._tracker.done(request, row.finish)
+            tokens = request.reply_tokens[row.rid]
+            end = protocol.Ended(reason=row.finish, completion_tokens=tokens, stop=row.stop_string)
+            request.ended[row.rid] = end
+            if len(request.ended) == len(request.replies):
+                first = request.ended[request.rid]
+                self._tracker.done(request, first.reason)
 
     def _delta(self, request: sessions.OpenRequest, row: RowDelta, ended: float) -> None:
         delivery = self._tracker.delivery
@@ -173,6 +182,7 @@ class ActorMessageHandler:
             logprobs=_logprobs(row),
             ended=ended if request.timestamps else None,
             reasoning=row.reasoning,
+            choice=request.replies.index(row.rid),
             tool_calls=[
                 protocol.CallPiece(
                     index=one.index, id=one.id, name=one.name, arguments=one.arguments
@@ -224,6 +234,7 @@ def _count(request: sessions.OpenRequest, row: RowDelta, step: Deltas) -> None:
     if request.completion_tokens == 0:
         request.first_token, request.first_left = step.ended, time.monotonic()
     request.completion_tokens += len(row.tokens)
+    request.reply_tokens[row.rid] += len(row.tokens)
     request.last_token = step.ended
     request.detokenize_s += step.detokenize_s
 

@@ -41,6 +41,7 @@ FEATURES = (
     "end_details",
     "generation_defaults",
     "logprobs",
+    "n",
     "priority",
     "speculation",
     "status",
@@ -227,12 +228,14 @@ class ClientMessageHandler:
         if message.adapter:
             self._check_adapter(message.adapter)
         self._check_queue(session, now)
-        request = self._sessions.admit(session, message.id, "generate", now, deadline)
+        request = self._sessions.admit(
+            session, message.id, "generate", now, deadline, replies=message.n
+        )
         self._tracker.retry_after.works(now, working=True)
         request.timestamps, request.traceparent = message.timestamps, message.traceparent
         request.chat = message.messages is not None
         self._state.totals["requests"] += 1
-        asked = prepare(message, request.rid, deadline, session, self._state.facts.sampling)
+        asked = prepare(message, request.replies, deadline, session, self._state.facts.sampling)
         request.options = asked.options
         request.pins = message.cache == "pin"
         session.pins |= request.pins

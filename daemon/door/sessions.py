@@ -12,7 +12,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import Slot
 from hearth.runtime.request import RequestOptions
-from hearth_client.protocol import Answer, Delta, Detokenized, Done, Error, Tokens
+from hearth_client.protocol import Answer, Delta, Detokenized, Done, Ended, Error, Tokens
 
 # What they take in memory, by which readers that are behind are bounded.
 _ANSWER_BYTES = 320
@@ -114,6 +114,7 @@ class OpenRequest:
 
     The bytes of its pictures are in `slots`; `images` are the fields of its images and videos.
     Text that came before the scheduler's words is in `early`, each with the step it is of.
+    `replies` are the numbers of its replies, `rid` first; `ended` has the ends of those that ended.
     """
 
     rid: int
@@ -147,7 +148,9 @@ class OpenRequest:
     images: Sequence[str] = ()
     images_s: float = 0.0
     embedded: Embedded | None = None
-    stop_string: str = ""
+    replies: list[int] = field(default_factory=list)
+    reply_tokens: Counter[int] = field(default_factory=Counter)
+    ended: dict[int, Ended] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,8 +162,8 @@ class Session:
     `uid:N` on the local socket, `key:PUBLICKEY` on TCP. `status_only` ones may ask for
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
-    `features` are what its client reads beyond the first version, by name.
-    `expires` is by the door's running clock, as all times of leases are. `generations` counts those
+    `features` are what its client reads beyond the first version, by name. `expires` is by the
+    door's running clock, as all times of leases are. `generations` counts the replies of those
     among the open ones. One that `pins` has asked the prefix cache to keep something, `pinned`
     tokens of prompts that have run.
     """
@@ -204,6 +207,7 @@ class Sessions:
         self._settings = settings
         self._by_connection: dict[int, Session] = {}
         self._by_rid: dict[int, OpenRequest] = {}
+        self._by_sibling: dict[int, OpenRequest] = {}
         self.generations = 0
         self._numbers = count(1)
         self._rids = count(1)
@@ -299,7 +303,14 @@ class Sessions:
         session.expires = now + session.lease_s
 
     def admit(
-        self, session: Session, request_id: str, kind: Kind, now: float, deadline: float | None
+        self,
+        session: Session,
+        request_id: str,
+        kind: Kind,
+        now: float,
+        deadline: float | None,
+        *,
+        replies: int = 1,
     ) -> OpenRequest:
         """Enter a request in the table; raises `duplicate_id` or `too_many_requests`."""
         if request_id in session.open:
@@ -314,19 +325,23 @@ class Sessions:
                 "too_many_requests",
                 f"{limit} requests of this client are open, its limit: wait for one to end",
             )
-        request = OpenRequest(next(self._rids), request_id, kind, session, now, deadline)
+        rids = [next(self._rids) for _ in range(replies)]
+        request = OpenRequest(rids[0], request_id, kind, session, now, deadline, replies=rids)
+        self._by_sibling.update(dict.fromkeys(rids[1:], request))
         self._by_rid[request.rid] = session.open[request_id] = request
         self._count(request, 1)
         return request
 
     def find(self, rid: int) -> OpenRequest | None:
-        """The open request of that number."""
-        return self._by_rid.get(rid)
+        """The open request of that number, or with a reply of that number."""
+        return self._by_rid.get(rid) or self._by_sibling.get(rid)
 
     def close(self, request: OpenRequest) -> bool:
         """Take a request out; True for the one caller that owes the terminal answer."""
         if self._by_rid.pop(request.rid, None) is None:
             return False
+        for sibling in request.replies[1:]:
+            del self._by_sibling[sibling]
         del request.session.open[request.id]
         self._count(request, -1)
         if request.slots and self._release is not None:
@@ -355,5 +370,5 @@ class Sessions:
 
     def _count(self, request: OpenRequest, change: int) -> None:
         if request.kind == "generate":
-            self.generations += change
-            request.session.generations += change
+            self.generations += change * len(request.replies)
+            request.session.generations += change * len(request.replies)

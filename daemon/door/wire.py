@@ -64,15 +64,18 @@ def decode(data: bytes) -> ClientMessage:
 
 def prepare(
     message: Generate,
-    rid: int,
+    rids: Sequence[int],
     deadline: float | None,
     session: Session,
     own: Mapping[str, float],
 ) -> Request:
-    """Build the tokenizer's message of a generation; `own` are the model's own options."""
+    """Build the tokenizer's message of a generation with replies of these numbers.
+
+    `own` are the model's own options.
+    """
     features = session.features
     return Request(
-        rid,
+        rids[0],
         seeded(_options(message, own if "generation_defaults" in features else {})),
         message.priority,
         deadline,
@@ -81,6 +84,7 @@ def prepare(
         prompt=message.prompt,
         response_format=response_format_of(message),
         features=sorted(features & READ_FEATURES),
+        siblings=[*rids[1:]],
     )
 
 

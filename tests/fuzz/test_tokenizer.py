@@ -17,7 +17,13 @@ from tests.fuzz.doors import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
 
 ENCODE = msgspec.msgpack.encode
-GIVEN = {"rid": [1, 2, 3, 4], "incarnation": [0, 1, 2], "rids": [[1], [1, 2]], "stop": [[], ["a"]]}
+GIVEN = {
+    "rid": [1, 2, 3, 4],
+    "incarnation": [0, 1, 2],
+    "rids": [[1], [1, 2]],
+    "stop": [[], ["a"]],
+    "siblings": [[], [3]],
+}
 KEPT_OPEN = 8
 
 

@@ -137,9 +137,19 @@ class FakeActors:
             await anyio.sleep(0 if flood else self.step_s)
             last = index == limit - 1
             await self._send(self._row(message.rid, index, last=last, width=1000 * flood))
+            if index == first:
+                await self._play_siblings(message)
             if message.visuals and index == first:
                 times = ImageTimes(0.001, 0.002, 0.003)
                 await self._send(m.Embedded(message.rid, 12, 1, times))
+
+    async def _play_siblings(self, message: m.Request) -> None:
+        """Let each further reply have a token more than the one before."""
+        for place, rid in enumerate(message.siblings, 1):
+            self.heard[rid] = self.heard[message.rid]
+            await self._send(m.Accepted(rid, 1, self.heard[rid]))
+            for index in range(1 + place):
+                await self._send(self._row(rid, index, last=index == place))
 
     def _row(self, rid: int, index: int, *, last: bool = False, width: int = 0) -> m.Deltas:
         """A token; the first one, and each tenth, as of a reply put back, tells of its place."""

@@ -171,7 +171,7 @@ def session(*features: str) -> Session:
 
 
 def asked_by(message: Generate) -> Request:
-    return prepare(message, 1, None, session(), {})
+    return prepare(message, [1], None, session(), {})
 
 
 CALL = {"id": "c", "name": "f"}
@@ -250,8 +250,8 @@ def test_options_of_sampling_that_are_left_out_are_the_model_s_own_where_these_a
     wanted = session("generation_defaults", "reasoning", "of-tomorrow")
     message = decode(encode({**GENERATE, "temperature": 0, "top_k": None, "seed": 1}))
     assert isinstance(message, Generate)
-    assert prepare(message, 1, None, session(), own).options == RequestOptions(seed=1)
-    asked = prepare(message, 1, None, wanted, own)
+    assert prepare(message, [1], None, session(), own).options == RequestOptions(seed=1)
+    asked = prepare(message, [1], None, wanted, own)
     assert asked.options == RequestOptions(seed=1, temperature=0.0, top_k=20, top_p=0.95)
     assert asked.features == ["reasoning"]
 
@@ -329,7 +329,7 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
             ignore_eos=True,
             priority=2,
         ),
-        9,
+        [9, 10],
         12.5,
         session(),
         {},
@@ -343,7 +343,9 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
         logprobs=0,
         ignore_eos=True,
     )
-    assert asked == Request(9, options, 2, 12.5, 7, chat=Conversation([Turn("user", "hi")]))
+    assert asked == Request(
+        9, options, 2, 12.5, 7, chat=Conversation([Turn("user", "hi")]), siblings=[10]
+    )
     seeded = asked_by(Generate(id="a", prompt="x", seed=0, speculation=False))
     assert seeded.options == RequestOptions(seed=0, speculation=False)
 
