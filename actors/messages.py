@@ -391,6 +391,11 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     stop_string: str = ""
     spellings: list[list[bytes]] = []
 
+    def __post_init__(self) -> None:
+        """Refuse, in a decoder too, spellings of other tokens than those of `logprobs`."""
+        if self.spellings and len(self.spellings) != len(self.logprobs):
+            raise ValueError("each logprob has one spelling")
+
 
 class Deltas(ActorMessage, tag="deltas"):
     """Text of one engine step, one row a request; see `StepOutput`.

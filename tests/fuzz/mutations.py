@@ -1,6 +1,6 @@
 """Messages that are nearly right: seeded mutations of valid ones, made from their types alone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -36,18 +36,30 @@ def mutations(
     values = Values(random, given)
     before = b"\x90"
     for _ in range(count):
-        whole = values.of(info)
-        chance = random.random()
-        if chance > _AS_MADE:
-            in_values = chance < _AS_MADE + _IN_VALUES
-            for _ in range(random.choice((1, 1, 1, 2, 4)) if in_values else 0):
-                whole = _changed(whole, random, encode is msgspec.msgpack.encode)
-        data = encode(whole)
-        if chance > _AS_MADE + _IN_VALUES:
-            for _ in range(random.choice((1, 1, 2, 8))):
-                data = _damaged(data, before, random)
-        before = data
-        yield data
+        before = _mutation(values.of(info), random, encode, before)
+        yield before
+
+
+def mutated(wholes: Sequence[Any], seed: str, count: int, encode: Encode) -> Iterator[bytes]:
+    """So many mutations of these messages, one in seven as it is, likewise."""
+    random = Random(seed)
+    before = b"\x90"
+    for _ in range(count):
+        before = _mutation(random.choice(wholes), random, encode, before)
+        yield before
+
+
+def _mutation(whole: Any, random: Random, encode: Encode, before: bytes) -> bytes:
+    chance = random.random()
+    if chance > _AS_MADE:
+        in_values = chance < _AS_MADE + _IN_VALUES
+        for _ in range(random.choice((1, 1, 1, 2, 4)) if in_values else 0):
+            whole = _changed(whole, random, encode is msgspec.msgpack.encode)
+    data = encode(whole)
+    if chance > _AS_MADE + _IN_VALUES:
+        for _ in range(random.choice((1, 1, 2, 8))):
+            data = _damaged(data, before, random)
+    return data
 
 
 def _changed(whole: Any, random: Random, binary: bool) -> Any:  # noqa: FBT001 - of one caller
