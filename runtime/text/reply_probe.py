@@ -28,7 +28,7 @@ _NAMES = ("kwq7first", "kwq7second")
 _KEYS = ("kwq7one", "kwq7two")
 _VALUES = (7048151, 7062342)
 _IDS = ("c7q8w9x1y", "d7q8w9x2z")
-_MARKUP = r"<[^<>\s]+>|\[[^\[\]\s]+\]"
+_MARKUP = r"(?:<[^<>\s]+>|\[[^\[\]\s]+\])"
 _PIECE = re.compile(rf"{_MARKUP}|\s+|.", re.DOTALL)
 _OPENED = re.compile(rf"({_MARKUP}(?:\w+{_MARKUP})*(?:\w+\n)?)\s*$")
 # Marks of reasoning of templates that write none themselves, by their text.
@@ -72,13 +72,16 @@ class ReplyProbe:
     def reasoning(self) -> tuple[str, str]:
         """The marks around reasoning; empty if the template has none."""
         key = self._template.reasoning_key
-        plain = self._render({"content": _SAID}).partition(_SAID)[0].rstrip()
+        plain = self._render({"content": _SAID}).partition(_SAID)[0]
         turn = {"content": _SAID, key: _THOUGHT}
         for extra in ({}, {"tool_calls": _calls([(_NAMES[0], {})], as_text=False)}) if key else ():
             before, shown, after = self._render({**turn, **extra}).partition(_THOUGHT)
-            opened = _OPENED.search(before)
+            # The turn's own mark stands before it, unless the template reasons in every turn.
+            own = before[len(_common_start(plain, before)) :]
+            opened = _OPENED.search(own) or _OPENED.search(before)
+            after = after.partition(_SAID)[0]
             closed = re.match(rf"\s*({_MARKUP}(?:\w+{_MARKUP})*)", after)
-            if shown and opened and closed and not plain.endswith(opened[1]):
+            if shown and opened and closed and not plain.rstrip().endswith(opened[1]):
                 return opened[1], closed[1]
         source = self._template.source
         return next((one for one in _REASONING if all(mark in source for mark in one)), ("", ""))

@@ -162,6 +162,8 @@ class Scanner:
     def until(self, mark: Mark, most: int | None = None) -> Reading[str]:
         """The text before `mark`, which is passed; it has no more than `most` characters."""
         start = looked = self.at
+        if not mark:
+            raise NotThereError
         while True:
             found = first_of([mark], self.text, looked)
             if most is not None and found.start - start > most:

@@ -13,7 +13,7 @@ from hearth.runtime.text.reply_format import CallForm, ReplyFormat
 
 _REASONING = ("thinking", "reasoning_content", "reasoning")
 _GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()\\]|\\.)*\)")
-_SPACE = re.compile(r"\\s[*+]|\s+")
+_SPACE = re.compile(r"\\s[*+]|\\n|\s+")
 _ESCAPED = re.compile(r"\\(\W)")
 
 
@@ -25,7 +25,7 @@ def read_response_template(template: Any) -> ReplyFormat | None:
     try:
         reasoning = next((_around(fields[name]) for name in _REASONING if name in fields), ("", ""))
         calls = _calls(fields["tool_calls"]) if "tool_calls" in fields else None
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return ReplyFormat("response_template", "response_template", reasoning, calls)
 

@@ -51,14 +51,14 @@ def tell(
 ) -> list[dict[str, Any]]:
     """Messages, as templates take them, with what the template leaves out in their text.
 
-    With `own` the form is Hearth's, and tools and calls are told though the template shows them.
+    With `own` the form is Hearth's, and tools are told though the template shows them.
 
     Tools stand in the system turn, or in the first one where the model has no such turn, calls in
     the turns of the assistant, results in turns of the user.
     """
     found = [dict(one) for one in messages]
     for message in found:
-        if message.get("tool_calls") and (own or not shown.shows_calls):
+        if message.get("tool_calls") and not shown.shows_calls:
             functions = [one["function"] for one in message.pop("tool_calls")]
             calls = [(one["name"], one["arguments"]) for one in functions]
             _add(message, spelled_calls(form, calls, dump))

@@ -5,7 +5,12 @@ from typing import Any
 
 import pytest
 
-from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE
+from hearth.runtime.engine_folder import (
+    RESPONSE_TEMPLATE_FILE,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
+)
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import json_file
 from hearth.runtime.export.json_file import Fields, read_config, read_json
@@ -49,6 +54,24 @@ def test_the_default_of_several_templates_is_taken(tmp_path: Path) -> None:
     templates = [{"name": "tools", "template": "a"}, {"name": "default", "template": "b"}, 3]
     (source / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
     assert read_template(source) == "b"
+
+
+@pytest.mark.parametrize("place", ["setting", "file"])
+def test_a_template_for_tools_and_one_for_replies_are_kept(tmp_path: Path, place: str) -> None:
+    source = copy_model("qwen2", tmp_path / "m")
+    replies = {"start_anchor": "<a>", "fields": {"content": {}}}
+    settings: dict[str, Any] = {"chat_template": "a", "response_template": replies}
+    if place == "setting":
+        named = {"default": "a", "tool_use": "b"}
+        settings["chat_template"] = [{"name": n, "template": t} for n, t in named.items()]
+    else:
+        (source / "additional_chat_templates").mkdir()
+        (source / "additional_chat_templates" / "tool_use.jinja").write_text("b")
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    copy_text_files(source, tmp_path, load_model_config(source))
+    assert (tmp_path / TEMPLATE_FILE).read_text() == "a"
+    assert (tmp_path / TOOL_TEMPLATE_FILE).read_text() == "b"
+    assert json.loads((tmp_path / RESPONSE_TEMPLATE_FILE).read_bytes()) == replies
 
 
 @pytest.mark.parametrize("template", [7, {"default": "x"}, [{"name": "default", "template": 1}]])

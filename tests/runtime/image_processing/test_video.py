@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -249,7 +250,7 @@ def test_prompts_with_videos(
     library = make_tokenizer(family)
     file = TokenizerFile(library, library.get_vocab_size(), None)
     tokenizer = Tokenizer(file, ChatTemplate(TEMPLATES[family], {}), VOCABULARY)
-    turn = Turn("user", parts=[TurnPart(one["type"], one.get("text", "")) for one in parts])
+    turn = Turn("user", parts=msgspec.convert([[*one.values()] for one in parts], list[TurnPart]))
     (ids, _), _ = encode_conversation(
         tokenizer, Conversation([turn]), vision_inputs, layouts, config
     )

@@ -1,11 +1,13 @@
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text.chat_template import ChatTemplate
+from hearth.runtime.text.chat_template import ChatTemplate, template_messages
+from hearth.runtime.text.conversation import Conversation, ToolCall, Turn
 from hearth.runtime.text.tokenizer import MarkerEscape, SpecialText, alternatives
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -97,6 +99,66 @@ def test_what_is_no_template_is_refused_by_the_file_s_name(source: str) -> None:
     with pytest.raises(HearthError) as caught:
         ChatTemplate(source, {})
     assert (caught.value.code, caught.value.field) == ("engine_corrupt", "chat_template.jinja")
+
+
+def messages_of(source: str, *turns: Turn) -> list[dict[str, Any]]:
+    nothing = MarkerEscape(SpecialText([]), SpecialText([]))
+    return template_messages(Conversation([*turns]), ChatTemplate(source, {}), nothing)
+
+
+def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
+    turn = Turn("developer", "be brief")
+    assert messages_of("{{ messages[0].role }}", turn)[0]["role"] == "system"
+    knowing = "{% if messages[0].role == 'developer' %}{% endif %}"
+    assert messages_of(knowing, turn)[0]["role"] == "developer"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_reasoning_has_the_name_that_the_template_looks_for(name: str) -> None:
+    turn = Turn("assistant", "yes", reasoning="hm")
+    for source in (f"{{{{ messages[0].{name} }}}}", f"{{{{ messages[0]['{name}'] }}}}"):
+        assert messages_of(source, turn)[0][name] == "hm"
+    assert messages_of("{{ messages[0].content }}", turn) == [
+        {"role": "assistant", "content": "yes"}
+    ]
+
+
+CALL_ARGUMENTS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ a | tojson }}", {"a": "é"}),
+        ("{{ a if a is string else a | tojson }}", {"a": "é"}),
+        ("{% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}", {"a": "é"}),
+        ("{{ '' + a }}", '{"a": "é"}'),
+        ("{{ a }}", '{"a": "é"}'),
+    ],
+)
+def test_arguments_are_text_where_only_that_renders_right(source: str, expected: Any) -> None:
+    turn = Turn("assistant", tool_calls=[ToolCall("c1", "f", {"a": "é"})])
+    source = f"{CALL_ARGUMENTS}{source}{{% endfor %}}{{% endfor %}}"
+    (message,) = messages_of(source, turn)
+    assert message["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "f", "arguments": expected}}
+    ]
+
+
+def test_a_result_has_the_name_of_its_call() -> None:
+    called = Turn("assistant", tool_calls=[ToolCall("c1", "f", {})])
+    found = messages_of("", called, Turn("tool", "x", tool_call_id="c1"))[1]
+    assert found == {"role": "tool", "content": "x", "tool_call_id": "c1", "name": "f"}
+
+
+def test_variables_come_through_and_hearth_s_own_win() -> None:
+    template = ChatTemplate(
+        "{{ think }}{{ bos_token }}{{ add_generation_prompt }}", {"bos_token": "B"}
+    )
+    given = {"think": 1, "bos_token": "X", "add_generation_prompt": 7}
+    assert template.render(MESSAGES, variables=given) == "1BTrue"
 
 
 SPELLINGS = ["<|end|>", "<|end_of|>", "[X]", "<s>"]

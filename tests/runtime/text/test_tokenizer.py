@@ -11,9 +11,14 @@ from msgspec import structs
 from tokenizers import models, pre_tokenizers
 
 from hearth.runtime.config import load_config
-from hearth.runtime.engine_folder import write_config
+from hearth.runtime.engine_folder import (
+    RESPONSE_TEMPLATE_FILE,
+    TOOL_TEMPLATE_FILE,
+    write_config,
+)
 from hearth.runtime.errors import HearthError
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, Tool, ToolCall, Turn
 from hearth.runtime.text.tokenizer import SpecialTokens, TokenizerFile
 from tests.runtime.text.folders import (
     CHATML,
@@ -58,6 +63,11 @@ def tokenizer(
 @pytest.fixture(scope="module")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return open_tokenizer(tmp_path_factory.mktemp("chatml"), byte_level())
+
+
+@pytest.fixture(scope="module")
+def tooled(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return open_tokenizer(tmp_path_factory.mktemp("tooled"), byte_level(), TOOL_TEMPLATE)
 
 
 def refused(code: str, field: str) -> "pytest.RaisesExc[HearthError]":
@@ -118,6 +128,66 @@ def test_text_that_can_be_nothing_but_a_special_token_is_refused(tmp_path: Path)
 def test_users_never_write_a_plain_marker(chatml: Tokenizer, turns: list[tuple[str, str]]) -> None:
     plain = {chatml.encode(one)[-1] for one in ("<think>", "</think>")}
     assert not plain & set(chatml.encode_pairs(turns))
+
+
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}<|im_start|>{{ t | tojson(ensure_ascii=ascii) }}<|im_end|>"
+    "{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{{ m.tool_call_id }}{{ m.name }}{% for c in m.tool_calls or [] %}"
+    '<|im_start|>{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments | tojson }}}<|im_end|>{{ c.function.arguments if ascii is defined }}"
+    "{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>{{ note }}"
+)
+values = st.recursive(
+    contents | st.integers() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(contents, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def with_tools(text: str, value: Any, *, ascii_only: bool) -> Conversation:
+    schema = {"type": "object", "properties": {text: {"description": text, "enum": [value]}}}
+    call = ToolCall(f"c{text}", "on", {"a": value, text: text})
+    return Conversation(
+        [
+            Turn("user", text),
+            Turn("assistant", "", tool_calls=[call]),
+            Turn("tool", text, tool_call_id=f"c{text}", name="on"),
+        ],
+        [Tool("on", text, schema)],
+        variables={"note": text, "ascii": ascii_only},
+    )
+
+
+@settings(deadline=None)
+@given(text=contents, value=values, ascii_only=st.booleans())
+def test_nobody_writes_a_marker_in_tools_calls_and_results(
+    tooled: Tokenizer, text: str, value: Any, *, ascii_only: bool
+) -> None:
+    def marks(conversation: Conversation) -> list[int]:
+        found = tooled.encode_chat(conversation).ids
+        plain = {tooled.encode(one)[-1] for one in ("<think>", "</think>")}
+        return [one for one in found if one in plain or not tooled.has_text(one)]
+
+    harmless = marks(with_tools("x", 1, ascii_only=ascii_only))
+    assert marks(with_tools(text, value, ascii_only=ascii_only)) == harmless
+
+
+@settings(deadline=None)
+@given(text=contents, value=values, ascii_only=st.booleans())
+def test_tools_and_arguments_are_shown_as_they_are(
+    tooled: Tokenizer, text: str, value: Any, *, ascii_only: bool
+) -> None:
+    conversation = with_tools(text, value, ascii_only=ascii_only)
+    shown = tooled.decode(tooled.encode_chat(conversation).ids, skip_special=False)
+    arguments = conversation.turns[1].tool_calls[0].arguments
+    tool = conversation.tools[0]
+    described = {"name": tool.name} | ({"description": text} if text else {})
+    told = {"type": "function", "function": {**described, "parameters": tool.parameters}}
+    assert shown.startswith(f"<|im_start|>{json.dumps(told, ensure_ascii=ascii_only)}<|im_end|>")
+    called = json.dumps({"name": "on", "arguments": arguments}, ensure_ascii=False)
+    assert f"<|im_start|>{called}<|im_end|>{arguments}<|im_end|>" in shown
+    assert shown.endswith(f"<|im_start|>{text}")
 
 
 SPLITTING = (
@@ -188,6 +258,33 @@ def test_raw_prompts_get_what_the_tokenizer_file_adds_and_chats_do_not(tmp_path:
     tokenizer = open_tokenizer(tmp_path, byte_fallback(), LLAMA, bos=1)
     assert tokenizer.encode("the").count(1) == 1
     assert tokenizer.encode_pairs([("user", "the")]).count(1) == 1
+
+
+def test_conversations_with_tools_have_their_template_and_format(tmp_path: Path) -> None:
+    write_folder(tmp_path, byte_level())
+    (tmp_path / TOOL_TEMPLATE_FILE).write_text(
+        "{{ tools | map(attribute='function.name') | join }}: <tool>{{ messages[0].content }}"
+    )
+    replies = {"fields": {"content": {}, "thinking": {"open": "<tool>", "close": "</tool>"}}}
+    (tmp_path / RESPONSE_TEMPLATE_FILE).write_text(json.dumps(replies))
+    tokenizer = Tokenizer.open(tmp_path)
+    chat = tokenizer.encode_chat(Conversation([Turn("user", "")], [Tool("a"), Tool("a/b")]))
+    assert tokenizer.decode(chat.ids) == "aa/b: <tool>"
+    assert chat.in_reasoning
+    assert not tokenizer.encode_chat(Conversation([Turn("user", "<tool>")])).in_reasoning
+    assert tokenizer.reply_format.source == "response_template"
+    (tmp_path / RESPONSE_TEMPLATE_FILE).write_text("{")
+    with refused("engine_corrupt", RESPONSE_TEMPLATE_FILE):
+        Tokenizer.open(tmp_path)
+
+
+def test_a_user_s_text_does_not_open_reasoning(tmp_path: Path) -> None:
+    source = "<think></think>{{ messages[0].content }}"
+    tokenizer = open_tokenizer(tmp_path, byte_level(), source)
+    assert tokenizer.reply_format.reasoning == ("<think>", "</think>")
+    assert not tokenizer.encode_chat(Conversation([Turn("user", "<think>")])).in_reasoning
+    opened = open_tokenizer(tmp_path, byte_level(), source + "<think>\n")
+    assert opened.encode_chat(Conversation([Turn("user", "hi")])).in_reasoning
 
 
 def test_a_model_without_template_refuses_messages(tmp_path: Path) -> None:
