@@ -24,6 +24,10 @@ _COMMANDS = {
     "lora": LazyCommand(
         "hearth.bench.lora:lora", "Steps with adapters and without, and switches between them."
     ),
+    "structured": LazyCommand(
+        "hearth.bench.structured.command:structured",
+        "What grammars cost, and whether replies follow them.",
+    ),
     "vision": LazyCommand(
         "hearth.bench.vision.command:vision", "Pictures by stage, beside transformers."
     ),

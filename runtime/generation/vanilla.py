@@ -61,7 +61,7 @@ class VanillaStrategy:
         rows, captured = context.decoders, self._captured
         count = len(rows)
         if context.masked and any(row.matcher is not None for row in rows):
-            self._runner.execute_vanilla_decoding_step(count)
+            self._runner.execute_vanilla_decoding_step(count, alone=True)
             context.decoded()
             host_s = time.monotonic() - started
             step: InFlightStep[Any] = InFlightStep("decode", rows, None, started, host_s)

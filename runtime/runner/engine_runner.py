@@ -77,6 +77,7 @@ class LLMEngineRunner:
         self._prompt = io.prompt
         self._steps = StepBindings(config, executor, io.step, resources, device, prompt=io.prompt)
         self._captured = CapturedSteps(config, device, self._steps)
+        self._alone: set[int] = set()
         # By rows and bucket: the batch of a decode step, its profile and its sizes.
         self._decodes: dict[tuple[int, int], tuple[int, int, InferenceDims]] = {}
         self._images: ImageMerge | None = None
@@ -215,13 +216,16 @@ class LLMEngineRunner:
         self._caches.commit(lengths, first)
         return self._logits
 
-    def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
+    def execute_vanilla_decoding_step(self, rows: int, *, alone: bool = False) -> Tensor:
         """Run the newest token of each of the first `rows` rows and return the logits.
 
         The step may run padded to a larger batch, whose padding rows are never read. Where those
-        have prompt left it writes behind their filled slots.
+        have prompt left it writes behind their filled slots. A step that is to run `alone` again
+        and again, without the sampling that it is captured with, is captured as it first does.
         """
         self._ops.feed_decode(self._inputs, self._prepare_decode(rows))
+        if alone and self._captured.takes_work:
+            self._capture_alone()
         self._steps.executor.execute(self._steps.stream)
         self._steps.keep(rows, 1)
         self._caches.advance(rows)
@@ -342,6 +346,13 @@ class LLMEngineRunner:
         batch, profile, dims = known
         self._steps.prepare(profile, dims)
         return batch
+
+    def _capture_alone(self) -> None:
+        """Capture the prepared step, once: its run on the way gives what the next one does."""
+        executor = self._steps.executor
+        if executor.snapshot.key not in self._alone:
+            self._alone.add(executor.snapshot.key)
+            executor.capture_graph(self._steps.stream)
 
     def _run_decode(self, batch: int, sampler: CapturedSampler, execute: Execute) -> None:
         self._ops.feed_decode(self._inputs, batch)

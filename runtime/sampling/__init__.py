@@ -5,7 +5,7 @@ The next token of a row comes from its logits in this order:
 1. repetition penalty, over the tokens of prompt and generation;
 2. presence and frequency penalty, over generated tokens alone;
 3. logit bias;
-4. the mask of a row that has one: tokens that it does not allow have no score from here on;
+4. the mask of a row that has one: from here on there are no other tokens than it allows;
 5. at temperature 0 the highest score wins, the lowest id among equals, and nothing below applies;
 6. division of (score - highest score) by the temperature;
 7. top-k, then top-p of what top-k kept, then min-p;

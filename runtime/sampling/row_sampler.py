@@ -160,12 +160,17 @@ TokenMasks = Sequence[NDArray[np.uint32] | None]
 """Mask of each row, None for a row without one; an empty sequence where no row has any."""
 
 
-def allowed_tokens(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
-    """Tell of each token [V] whether a mask [V / 32, rounded up] allows it."""
-    words = mask.astype("<u4", copy=False).view(np.uint8)
-    return np.unpackbits(words, count=vocab_size, bitorder="little").view(np.bool_)
+def allowed_tokens(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.intp]:
+    """Ids below `vocab_size` that a mask [V / 32, rounded up] allows, ascending."""
+    # Few words have bits where a grammar leaves little choice.
+    words = np.flatnonzero(mask)
+    bits = np.unpackbits(mask[words].astype("<u4").view(np.uint8), bitorder="little")
+    places = np.flatnonzero(bits)
+    ids: NDArray[np.intp] = words[places >> _WORD_SHIFT] * _WORD_BITS + places % _WORD_BITS
+    return ids[: ids.searchsorted(vocab_size)]
 
 
+_WORD_BITS, _WORD_SHIFT = 32, 5
 _SUM_BLOCK = 1024
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -272,9 +277,6 @@ class UniformSource:
         return float(self._numbers[position - first])
 
 
-_NO_SCORE = np.float32(-np.inf)
-
-
 class RowSampler:
     """The settings and token history of one row; raises `invalid_value` naming the setting.
 
@@ -312,17 +314,22 @@ class RowSampler:
         None when penalties and bias have carried the highest score out of float32, or the mask
         allows no token.
         """
-        scores = logits
+        scores, ids = logits, None
         if self._adjustment.active:
             scores = self._adjustment.apply(logits)
             best = int(scores.argmax())
         if mask is not None:
-            scores = np.where(allowed_tokens(mask, logits.size), scores, _NO_SCORE)
+            # From here on there are no other tokens, and a token is its place among these.
+            ids = allowed_tokens(mask, logits.size)
+            if not ids.size:
+                return None
+            scores = scores[ids]
             best = int(scores.argmax())
         highest = float(scores[best])
         if not np.isfinite(highest):
             return None
-        if self.params.temperature == 0:
-            return best
-        relative = tempered(scores, highest, self.params.temperature)
-        return draw(relative, self.params, self._uniforms.at(position))
+        token = best
+        if self.params.temperature != 0:
+            relative = tempered(scores, highest, self.params.temperature)
+            token = draw(relative, self.params, self._uniforms.at(position))
+        return token if ids is None else int(ids[token])

@@ -1,7 +1,11 @@
+import json
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from hearth.bench.__main__ import bench
+from hearth.bench.structured.command import pieces
 from hearth.bench.structured.schemas import is_valid, schemas
 from hearth.runtime.grammar import check_schemas
 
@@ -44,3 +48,21 @@ def test_the_check_tells_valid_from_invalid(schema: dict[str, Any], good: str, b
     assert is_valid(good, schema)
     assert not is_valid(bad, schema)
     assert not is_valid(good + "x", schema)
+
+
+def test_a_vocabulary_has_as_many_distinct_pieces_as_it_is_asked_for() -> None:
+    found = list(pieces(150_000))
+    assert len(set(found)) == 150_000
+    assert {"42", '":', " ba"} <= set(found)
+
+
+def test_a_toy_is_measured_and_its_replies_are_valid() -> None:
+    flags = ["structured", "--draws", "16", "--turns", "1", "--vocabulary", "2000", "--json"]
+    result = CliRunner().invoke(bench, flags, standalone_mode=False)
+    assert result.exception is None
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert (found["draws"], found["vocabulary"], found["valid_share"]) == (16, 2000, 1.0)
+    assert 0 < found["replies"] <= 16
+    assert 0 < found["mask_us_p50"] <= found["mask_us_p99"]
+    assert 0 < found["compile_ms_p50"] <= found["compile_ms_p99"]
+    assert found["step_cost"] > 0

@@ -129,6 +129,25 @@ def mixed(
 def test_replies_are_valid_and_free_rows_are_those_of_a_batch_without_grammars(
     folder: Path, runtime: LLMInferenceRuntime
 ) -> None:
+    check_replies(folder, runtime)
+
+
+@pytest.mark.gpu
+def test_replies_of_a_gpu_are_valid_and_its_free_rows_are_what_they_were(tmp_path: Path) -> None:
+    own = {"device": "cuda", "backend": "kernels", "dtype": "float16"}
+    folder = export_home(tmp_path / "home", 32, **own)
+    for method in ("off", "lookup", "eagle"):
+        speculation = SpeculationOptions(method=method, adaptive=False)
+        options = RuntimeOptions(verify=False, speculation=speculation)
+        with closing(LLMInferenceRuntime.open(folder, options)) as runtime:
+            runtime.capture(range(1, runtime.max_batch + 1))
+            check_replies(folder, runtime)
+            assert not runtime.counters.failed_captures
+            assert not runtime.counters.fallbacks
+
+
+def check_replies(folder: Path, runtime: LLMInferenceRuntime) -> None:
+    """Replies are valid, and those of rows alone are those of a batch, put back and with trees."""
     rows, names = mixed(folder, 1, 12)
     replies = Replies(runtime, rows)
     ids = replies.run(Random(2), most=6)
@@ -137,7 +156,6 @@ def test_replies_are_valid_and_free_rows_are_those_of_a_batch_without_grammars(
     free = [place for place, name in enumerate(names) if not name]
     alone = Replies(runtime, [rows[place] for place in free]).run(most=1)
     assert [ids[place] for place in free] == alone
-    # And masked ones alone are what they are beside others, put back, and with speculation.
     few = masked[:2]
     assert Replies(runtime, [rows[place] for place in few]).run(most=1) == [ids[p] for p in few]
 

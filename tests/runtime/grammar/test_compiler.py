@@ -3,7 +3,6 @@ import select
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hearth.runtime.errors import HearthError
@@ -24,7 +23,7 @@ def grammars() -> Iterator[GrammarCompiler]:
 
 
 def allowed(matcher: GrammarMatcher, vocab: int = VOCAB) -> set[int]:
-    return set(np.flatnonzero(allowed_tokens(matcher.mask(), vocab)).tolist())
+    return set(allowed_tokens(matcher.mask(), vocab).tolist())
 
 
 def ids(text: str) -> list[int]:

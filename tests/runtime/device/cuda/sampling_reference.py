@@ -36,7 +36,9 @@ class Reference:
     ) -> None:
         scores = self._adjustment.apply(logits)
         if mask is not None:
-            scores[~allowed_tokens(mask, logits.size)] = -np.inf
+            others = np.ones(logits.size, np.bool_)
+            others[allowed_tokens(mask, logits.size)] = False
+            scores[others] = -np.inf
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
             assert sample is None
