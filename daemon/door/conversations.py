@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from hearth.runtime.errors import HearthError
 from hearth.runtime.text.conversation import (
     Conversation,
+    JsonValues,
     ResponseFormat,
     Tool,
     ToolCall,
     Turn,
     TurnPart,
     check_conversation,
-    check_json,
 )
 from hearth_client.protocol import (
     Generate,
@@ -65,7 +65,7 @@ def check_messages(message: Generate | Tokenize) -> None:
     if (conversation := conversation_of(message)) is not None:
         check_conversation(conversation)
     if isinstance(message, Generate) and isinstance(message.response_format, JsonSchema):
-        check_json(message.response_format.schema, "response_format.schema")
+        JsonValues().check(message.response_format.schema, "response_format.schema")
 
 
 def _check_alone(message: Generate | Tokenize) -> None:

@@ -1,7 +1,9 @@
 """Bytes of a client to a checked message, and checked messages to what actors are asked."""
 
+import gc
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -31,6 +33,8 @@ from hearth_client.protocol import (
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
 READ_FEATURES = frozenset({"reasoning", "tool_calls", "token_bytes"})
 """Features of a client by which the tokenizer reads its replies."""
+_LARGE = 1 << 16
+"""Bytes of a message that may hold so many values that the collector takes longer than they do."""
 _OPTIONS = [name for name in RequestOptions.__struct_fields__ if name in Generate.__struct_fields__]
 # https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACEPARENT = re.compile(
@@ -51,7 +55,8 @@ class MessageError(Exception):
 def decode(data: bytes) -> ClientMessage:
     """Decode and check one message; raises MessageError and nothing else, for any bytes."""
     try:
-        message = _decoder.decode(data)
+        with _uncollected(data):
+            message = _decoder.decode(data)
     except DECODE_ERRORS:
         fields = fields_of(data)
         raise MessageError(explain(fields), id_of(fields)) from None
@@ -60,6 +65,19 @@ def decode(data: bytes) -> ClientMessage:
     except HearthError as error:
         raise MessageError(error, getattr(message, "id", "")) from None
     return message
+
+
+@contextmanager
+def _uncollected(data: bytes) -> Iterator[None]:
+    """Keep the collector from looking through what a large message becomes, again and again."""
+    large = len(data) > _LARGE and gc.isenabled()
+    if large:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if large:
+            gc.enable()
 
 
 def prepare(

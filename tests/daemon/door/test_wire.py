@@ -188,7 +188,7 @@ def nested(depth: int) -> Any:
 @pytest.mark.parametrize(
     ("good", "bad"),
     [
-        ([0.5] * (MAX_VALUES - 1), [0.5] * MAX_VALUES),
+        ([0.5] * (MAX_VALUES - 19), [0.5] * (MAX_VALUES - 18)),
         (nested(MAX_DEPTH - 1), nested(MAX_DEPTH)),
     ],
     ids=["values", "depth"],
@@ -198,6 +198,17 @@ def test_arguments_have_bounds(good: Any, bad: Any) -> None:
     decode(encode({**asked, "messages": turns_with({"a": good})}))
     error = refusal({**asked, "messages": turns_with({"a": bad})}).error
     assert (error.code, error.field) == ("invalid_value", "messages[0].tool_calls[0].arguments")
+
+
+def test_values_of_all_calls_and_tools_are_counted_together() -> None:
+    calls = [{"id": str(number), "name": "f"} for number in range(120)]
+    turns = [{"role": "assistant", "tool_calls": calls}] * 18
+    error = refusal({"t": "generate", "id": "a", "messages": turns}).error
+    assert (error.code, error.field) == ("invalid_value", "messages[16].tool_calls[7]")
+    many = [{"name": f"f{number}", "parameters": {"a": [0] * 400}} for number in range(100)]
+    user = {"role": "user", "content": "x"}
+    error = refusal({"t": "generate", "id": "a", "messages": [user], "tools": many}).error
+    assert (error.code, error.field) == ("invalid_value", "tools[81].parameters")
 
 
 def test_a_conversation_with_tools_becomes_what_the_tokenizer_is_asked() -> None:
