@@ -36,6 +36,8 @@ OTHERS = {
         "daemon/door/conversations.py",
         "runtime/text/reply_grammar.py",
     },
+    # Each of several replies has one of its own.
+    "seed": {"actors/tokenizer/actor.py"},
     "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }

@@ -184,6 +184,8 @@ def check_conversation(conversation: Conversation) -> None:
     """
     calls: dict[str, bool] = {}
     values = JsonValues()
+    # All at once, as each takes a moment.
+    values.take(_CALL_VALUES * sum(len(turn.tool_calls) for turn in conversation.turns), "messages")
     for index, turn in enumerate(conversation.turns):
         field = f"messages[{index}]"
         _check_turn(turn, field)
@@ -228,7 +230,6 @@ def _check_turn(turn: Turn, field: str) -> None:
 
 
 def _check_call(call: ToolCall, earlier: Collection[str], field: str, values: JsonValues) -> None:
-    values.take(_CALL_VALUES, field)
     check_text(call.id, f"{field}.id")
     if not 0 < len(call.id) <= _LONGEST_ID or call.id in earlier:
         text = f"an id has 1 to {_LONGEST_ID} characters and is of one call of its turn"
