@@ -187,13 +187,19 @@ class DecodingRow:
 
         A row whose grammar allows nothing fails as it takes its next token.
         """
+        return next(iter(self.tree_masks()), None)
+
+    def tree_masks(
+        self, ids: Sequence[int] = (0,), parents: Sequence[int] = (-1,)
+    ) -> list[NDArray[np.uint32]]:
+        """Masks behind the nodes of the row's token tree; none as `mask` says."""
         if self.matcher is None or self.state is not _LIVE:
-            return None
+            return []
         try:
-            return self.matcher.mask()
+            return self.matcher.tree_masks(ids, parents)
         except HearthError as error:
             self._fault = error.code
-            return None
+            return []
 
     def take(self, sample: Sample | None) -> RowToken | None:
         """Append a sampled token, or fail when its logits were not finite, and report it.

@@ -2,14 +2,13 @@ import time
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowState
 from hearth.runtime.device.device import AcceptedPath, BatchSampler, PendingPaths, TreeBuffers
 from hearth.runtime.generation.in_flight import AnyStep, InFlightStep
 from hearth.runtime.request import RowRound, RowToken
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
+from hearth.runtime.sampling import TokenMasks
 from hearth.runtime.speculation.policy import EagleGenerationMetrics, SpeculationPolicy
 from hearth.runtime.speculation.proposer import Proposer
 
@@ -55,6 +54,7 @@ class SpeculativeStrategy:
         self._trees = trees
         self._policy = policy
         self._wishes: list[bool] = []
+        self._on_gpu = runner.get_engine_config().device == "cuda"
 
     def wanted(self, context: DecodingInferenceContext) -> bool:
         """Return True if the decoding rows are to verify next, by the tokens known so far."""
@@ -68,14 +68,10 @@ class SpeculativeStrategy:
         rows, speculating = context.decoders, self._wishes
         sizes = self.proposer.propose(rows, speculating, self._trees)
         drafted = time.monotonic()
-        fixed = self._runner.get_engine_config().device == "cuda"
-        width = self._trees.ids.shape[1] if fixed else max(sizes)
+        width = self._trees.ids.shape[1] if self._on_gpu else max(sizes)
         self._runner.execute_eagle_base_tree_decoding_step(len(rows), width)
-        masks: list[list[NDArray[np.uint32]]] = []
-        if context.masked:
-            # Made while the device runs the nodes. A row with a grammar has node 0 alone.
-            found = [row.mask() for row in rows]
-            masks = [[] if mask is None else [mask] for mask in found]
+        # Made while the device runs the nodes.
+        masks = self._masks(rows, width) if context.masked else []
         paths = self._sampler.verify(len(rows), width, masks)
         host_s = time.monotonic() - started
         trees = VerifiedTrees(paths, sizes, width, all(speculating), drafted)
@@ -159,12 +155,20 @@ class SpeculativeStrategy:
                 self.proposer.zero_row(place, row)
         self.proposer.accepted(rows, nodes, width)
 
+    def _masks(self, rows: Sequence[DecodingRow], width: int) -> list[TokenMasks]:
+        """Masks of the nodes of each row; on a GPU, which makes trees itself, of node 0 alone."""
+        if self._on_gpu:
+            return [row.tree_masks() for row in rows]
+        shape = len(rows), width
+        ids, parents = (one.view(shape).tolist() for one in (self._trees.ids, self._trees.parents))
+        return [row.tree_masks(ids[place], parents[place]) for place, row in enumerate(rows)]
+
     def _speculating(self, rows: Sequence[DecodingRow]) -> list[bool]:
         default = self._policy is None or self._policy.wants(len(rows))
         asked = (row.options.speculation for row in rows)
         wanted = (default if one is None else one for one in asked)
         return [
-            one and not row.speculation_disabled and row.matcher is None
+            one and not row.speculation_disabled and not (self._on_gpu and row.matcher)
             for one, row in zip(wanted, rows, strict=True)
         ]
 

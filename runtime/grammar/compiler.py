@@ -52,6 +52,32 @@ class GrammarMatcher:
             raise HearthError("grammar_invalid", _DEAD_END, _FIELD)
         return mask
 
+    def tree_masks(self, ids: Sequence[int], parents: Sequence[int]) -> list[NDArray[np.uint32]]:
+        """Return the masks behind the nodes of a token tree; node 0 is the token accepted last.
+
+        A node comes after its parent, which is below 0 where there is no node. Nothing is allowed
+        behind a node that the grammar does not reach, or ends with.
+        """
+        masks = [self.mask()]
+        behind: list[GrammarMatcher | None] = [self]
+        nothing = np.zeros_like(masks[0])
+        for token, parent in zip(ids[1:], parents[1:], strict=True):
+            matcher = behind[parent] if parent >= 0 else None
+            if matcher is not None:
+                allowed = masks[parent][token // _WORD_BITS] >> np.uint32(token % _WORD_BITS) & 1
+                matcher = matcher.fork() if allowed else None
+            mask = nothing
+            if matcher is not None and token not in self._end_tokens:
+                try:
+                    matcher.accept(token)
+                    mask = matcher.mask()
+                except HearthError:
+                    # The row fails by it, if its tokens come here.
+                    matcher = None
+            masks.append(mask)
+            behind.append(matcher)
+        return masks
+
     def accept(self, token_id: int) -> None:
         """Follow a token, which the mask before it has allowed."""
         # A matcher that nothing can extend has stopped by itself, and takes no end token.

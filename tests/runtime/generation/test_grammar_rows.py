@@ -281,3 +281,15 @@ def test_without_the_extra_a_row_with_a_grammar_is_refused(
     with pytest.raises(HearthError, match="llguidance") as caught:
         runtime.check(row(home_chats(folder)[0], grammar=YES))
     assert caught.value.code == "unsupported_option"
+
+
+@pytest.mark.parametrize("runtime", [("lookup", 0)], indirect=True)
+def test_trees_of_a_row_with_a_grammar_are_walked(
+    folder: Path, runtime: LLMInferenceRuntime
+) -> None:
+    text = "kitchen lamp, " * 12
+    replies = Replies(runtime, [row(home_chats(folder)[0], grammar=f'start: "{text}"')])
+    (ids,) = replies.run()
+    assert Tokenizer.open(folder).decode(ids[:-1]) == text
+    metrics = runtime.speculation_metrics
+    assert metrics.accepted > 2 * metrics.rounds > 0

@@ -446,9 +446,9 @@ def a_moved_row_keeps_the_newest_token_of_its_place(
 
 
 def joiners_are_sampled_from_place_0(
-    sampler: CpuBatchSampler, rows: int, _first: int = 0, picked: int | None = None
+    sampler: CpuBatchSampler, rows: int, _first: int = 0, picked: int | None = None, *masks: Any
 ) -> Any:
-    return _sample(sampler, rows, 0, picked)
+    return _sample(sampler, rows, 0, picked, *masks)
 
 
 def a_chunk_begins_where_the_first_row_does(

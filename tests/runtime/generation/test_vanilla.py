@@ -73,9 +73,9 @@ class _Steps(LLMEngineRunner):
         self.chunks.append([row[:length] for row, length in rows])
         return self._spoil(super().execute_prefill_step(token_ids, lengths, first, images))
 
-    def execute_vanilla_decoding_step(self, rows: int) -> Tensor:
+    def execute_vanilla_decoding_step(self, rows: int, *, alone: bool = False) -> Tensor:
         self.chunks.append([self.io.step.inputs.next_tokens.array[:rows].tolist()])
-        return self._spoil(super().execute_vanilla_decoding_step(rows))
+        return self._spoil(super().execute_vanilla_decoding_step(rows, alone=alone))
 
     def _spoil(self, logits: Tensor) -> Tensor:
         for row in self.bad_rows:

@@ -78,6 +78,21 @@ def test_a_matcher_forks_rolls_back_and_replays(grammars: GrammarCompiler) -> No
         matcher.rollback(1)
 
 
+def test_masks_of_a_tree_are_those_behind_its_nodes(grammars: GrammarCompiler) -> None:
+    matcher = grammars.matcher("start: /[ab]c?/")
+    before = allowed(matcher)
+    a, b, c = ids("abc")
+    # The root, `a` and `b` behind it, `c` behind both, the end, no node, `a` behind `b`.
+    nodes = [(9, -1), (a, 0), (b, 0), (c, 1), (c, 2), (END, 1), (0, -2), (a, 2), (c, 7)]
+    masks = matcher.tree_masks(*map(list, zip(*nodes, strict=True)))
+    found = [set(allowed_tokens(mask, VOCAB).tolist()) for mask in masks]
+    assert found[0] == before
+    assert found[1] == found[2] == {c, END}
+    assert found[3] == found[4] == {END}
+    assert found[5:] == [set()] * 4
+    assert allowed(matcher) == before
+
+
 def test_other_tokens_are_refused(grammars: GrammarCompiler) -> None:
     with pytest.raises(HearthError, match="not of the grammar") as caught:
         grammars.matcher(YES, ids("x"))
