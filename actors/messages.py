@@ -13,6 +13,8 @@ from msgspec import Meta
 from hearth.actors.settings import Level
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import FinishReason, RequestOptions, RowRequest, RowRound, RowToken
+from hearth.runtime.text.conversation import Conversation, ResponseFormat
+from hearth.runtime.text.reply_reader import CallPiece
 
 
 class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):
@@ -126,21 +128,6 @@ class RunVisionEncoder(ActorMessage, tag="run_vision_encoder"):
     target: Slot
 
 
-class TurnPart(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of text, or the place of the next visual of its request."""
-
-    kind: Literal["text", "image", "video"]
-    text: str = ""
-
-
-class ChatTurn(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One turn of a conversation: text, or in its place parts where visuals are among it."""
-
-    role: str
-    content: str
-    parts: list[TurnPart] = []
-
-
 Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
@@ -158,11 +145,14 @@ class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
 class Request(ActorMessage, tag="request"):
     """A request for text: its prompt, options for the runtime, priority and deadline.
 
-    The front door gives it either `turns` or a `prompt`, which the tokenizer has replaced by
-    `token_ids` and `images` at `encoded`. Images are encoded once the scheduler has admitted it.
+    The front door gives it either a `chat` or a `prompt`, which the tokenizer has replaced by
+    `token_ids` and `images` at `encoded`, and what `chat` and `response_format` ask of the answer
+    by a grammar of `options`. Images are encoded once the scheduler has admitted it.
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
-    `client` take turns with those of others.
+    `client` take turns with those of others. `features` are what the client reads of a reply.
+    `siblings` are the numbers of further replies to the prompt, which the tokenizer submits as
+    requests of their own once this one has its first token.
     """
 
     rid: int
@@ -170,8 +160,11 @@ class Request(ActorMessage, tag="request"):
     priority: int = 0
     deadline: Annotated[float, Meta(ge=0.0)] | None = None
     client: int = 0
-    turns: list[ChatTurn] | None = None
+    chat: Conversation | None = None
     prompt: str | None = None
+    response_format: ResponseFormat | None = None
+    features: list[str] = []
+    siblings: list[int] = []
     visuals: list[Visual] = []
     token_ids: list[int] = []
     encoded: float = 0.0
@@ -179,14 +172,14 @@ class Request(ActorMessage, tag="request"):
 
 
 class Convert(ActorMessage, tag="convert"):
-    """Tokenize text or turns, or detokenize ids, outside any generation.
+    """Tokenize text or a conversation, or detokenize ids, outside any generation.
 
     Clients take turns by their numbers `client`.
     """
 
     rid: int
     text: str | None = None
-    turns: list[ChatTurn] | None = None
+    chat: Conversation | None = None
     tokens: list[int] | None = None
     visuals: list[Visual] = []
     client: int = 0
@@ -351,6 +344,8 @@ EncoderControl = SetLogLevel | Shutdown
 
 # --- to the front door --------------------------------------------------------------------
 
+ReplyEnd = FinishReason | Literal["tool_calls"]
+
 
 class Accepted(ActorMessage, tag="accepted"):
     """The scheduler has queued the request; see `Request`."""
@@ -375,13 +370,25 @@ class Embedded(ActorMessage, tag="embedded"):
 
 
 class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
-    """New text and tokens of one request; `finish` ends it."""
+    """New text and tokens of one request; `finish` ends it, at `stop_string` if there is one.
+
+    `spellings` are the bytes of the token and of each alternative of `logprobs`, where asked for.
+    """
 
     rid: int
     text: str
     tokens: list[int]
     logprobs: list[RowToken] = []
-    finish: FinishReason | None = None
+    finish: ReplyEnd | None = None
+    reasoning: str = ""
+    calls: list[CallPiece] = []
+    stop_string: str = ""
+    spellings: list[list[bytes]] = []
+
+    def __post_init__(self) -> None:
+        """Refuse, in a decoder too, spellings of other tokens than those of `logprobs`."""
+        if self.spellings and len(self.spellings) != len(self.logprobs):
+            raise ValueError("each logprob has one spelling")
 
 
 class Deltas(ActorMessage, tag="deltas"):

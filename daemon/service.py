@@ -47,7 +47,7 @@ from hearth.daemon.control.messages import Reload, Reloaded, control_path
 from hearth.daemon.control.server import ControlServer
 from hearth.daemon.door.front_door import FrontDoor
 from hearth.daemon.door.keys import keys_of
-from hearth.daemon.door.state import DoorFacts, door_facts, within
+from hearth.daemon.door.state import DoorFacts, door_facts, reply_facts, within
 from hearth.daemon.engine_settings import (
     check_settings,
     deployment_of,
@@ -275,9 +275,15 @@ class Service:
     def _open_actors(self) -> tuple[TokenizerActor, SchedulerActor]:
         vision_memory, sockets, context = self._vision_memory, self._sockets, self._context
         self._tokenizer = open_tokenizer(
-            context, self._engine, sockets.tokenizer, vision_memory and vision_memory.prompt_images
+            context,
+            self._engine,
+            sockets.tokenizer,
+            vision_memory and vision_memory.prompt_images,
+            self._settings.reply_format,
         )
         self._limit_images()
+        # A client may have been greeted before.
+        self._door.tell(facts=self._facts())
         arenas = vision_memory and vision_memory.arenas()
         self._scheduler = open_scheduler(
             context, self._settings.scheduler, arenas, sockets.scheduler
@@ -381,7 +387,8 @@ class Service:
         config, facts = self._fitting
         seen = self._vision_memory.facts if self._vision_memory is not None else {}
         told = door_facts(self._settings.scheduler, self._name, config, facts | seen)
-        return structs.replace(told, adapters=self._adapters.names)
+        form = None if self._tokenizer is None else self._tokenizer.reply_format
+        return structs.replace(told, adapters=self._adapters.names, **reply_facts(form))
 
     def _open_control(self) -> list[ControlServer]:
         try:

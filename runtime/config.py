@@ -95,6 +95,8 @@ class LLMEngineRunnerConfig(
     `max_kv_cache_capacity` counts cache slots per row; a row may hold that many tokens, prompt
     and generation together. `prefill_chunk` is the longest piece of a prompt in one step.
     `template_tokens` are the special tokens that a chat template has by name, as `bos_token`.
+    `sampling` are the options of sampling that the model was published with, by their names in
+    `RequestOptions`.
     `device` is the one that the engine was made for. `backend` "kernels" are Hearth's own, without
     a graph. `operators` are "standard"; "contrib" of older folders is refused.
     `static_decode_batches` are the batch sizes of a TensorRT plan's decode profiles, profile 1 on;
@@ -185,6 +187,7 @@ class LLMEngineRunnerConfig(
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None = None
     template_tokens: dict[str, str] = {}
+    sampling: dict[str, float] = {}
     step_ms: float = 0.0
     prefill_us: float = 0.0
     external_weight_files: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
 """A picture on its way into a prompt: its header, its layout, and the place of its embeddings."""
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
+from msgspec import Meta
 from numpy.typing import NDArray
 
 FileFormat = Literal["jpeg", "png", "webp", "gif"]
@@ -40,8 +41,8 @@ class Picture(msgspec.Struct, frozen=True, array_like=True):
     """
 
     kind: FileFormat | RawEncoding
-    width: int
-    height: int
+    width: Annotated[int, Meta(ge=1)]
+    height: Annotated[int, Meta(ge=1)]
     step: int = 0
 
 

@@ -16,6 +16,13 @@ REFERENCE = Path(__file__).parent / "references" / "qwen3"
 keep_to_this_machine(os.environ)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option for the fuzz tests that take minutes."""
+    parser.addoption(
+        "--all-mutations", action="store_true", help="Run all mutations of fuzz tests."
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none, and say why; let files with slow tests begin."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

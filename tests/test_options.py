@@ -30,11 +30,22 @@ OTHERS = {
         "daemon/door/requests.py",
         "runtime/generation/batch_runtime.py",
     },
+    "grammar": {
+        # Also that of a response format.
+        "actors/tokenizer/actor.py",
+        "daemon/door/conversations.py",
+        "runtime/text/reply_grammar.py",
+    },
+    # Each of several replies has one of its own.
+    "seed": {"actors/tokenizer/actor.py"},
     "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }
 # What the front door itself does with a request.
 OF_THE_DOOR = {"id", "messages", "prompt", "deadline_s", "timestamps", "priority", "traceparent"}
+# What a conversation is to the tokenizer, and what it makes a grammar of.
+OF_A_CHAT = {"tools", "tool_choice", "parallel_tool_calls", "template", "reasoning_budget"}
+OF_A_CHAT |= {"response_format"}
 
 
 @cache
@@ -80,7 +91,7 @@ OF_THE_TOKENIZER = {"grammar"}
 
 def test_the_protocol_s_options_are_those_of_the_runtime() -> None:
     asked = set(RequestOptions.__struct_fields__) - OF_THE_TOKENIZER
-    assert set(Generate.__struct_fields__) == OF_THE_DOOR | asked
+    assert set(Generate.__struct_fields__) == OF_THE_DOOR | OF_A_CHAT | {"n"} | asked
     assert not {*Request.__struct_fields__} & {*RequestOptions.__struct_fields__}
 
 

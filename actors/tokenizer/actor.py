@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import structlog
 from msgspec import structs
 
@@ -24,7 +25,6 @@ from hearth.actors.addresses import (
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, ZmqContext
 from hearth.actors.messages import (
     Cancel,
-    ChatTurn,
     ClientGone,
     Convert,
     Converted,
@@ -44,87 +44,19 @@ from hearth.actors.messages import (
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY
 from hearth.actors.tokenizer.prompt_images import PromptImages
+from hearth.actors.tokenizer.text_streams import TextStreams, failed_with, joined
+from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import FinishReason, RowToken
-from hearth.runtime.text import TextStream, Tokenizer
-from hearth.runtime.text.conversation import Conversation, Role, Turn, TurnPart
-
-_INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
-_SENTENCES = {
-    "non_finite": "the model computed values that are not finite for this request: change it, "
-    "and export the model again if others fail too",
-}
-
-
-class TextStreams:
-    """The text of every open request: tokens in, messages out, no sockets."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._open: dict[int, TextStream] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def open(self, request: Request) -> None:
-        """Begin the text of a request; raises `invalid_value` for an empty stop string."""
-        self._open[request.rid] = TextStream(self._tokenizer, request.options.stop)
-
-    def drop(self, rid: int) -> None:
-        """Forget a request; unknown ones are ignored."""
-        self._open.pop(rid, None)
-
-    def take(self, token: RowToken) -> RowDelta | Failed | None:
-        """Turn one token into a delta or a failure; None for a request that is not open.
-
-        A request that ends with the token, in text or failure, is forgotten.
-        """
-        rid = token.row
-        stream = self._open.get(rid)
-        if stream is None:
-            return None
-        try:
-            answer = failed_with(rid, token.error) if token.error else _delta(stream, token)
-        except Exception:  # noqa: BLE001 - no row may take the others with it
-            _log.exception("a token could not be turned into text", rid=rid)
-            answer = failed_with(rid, "internal")
-        if isinstance(answer, Failed) or answer.finish is not None:
-            self.drop(rid)
-        return answer
-
-    def cut(self, rid: int) -> RowDelta | None:
-        """The last delta of a request that gets no more tokens; None if it is not open."""
-        stream = self._open.pop(rid, None)
-        return None if stream is None else RowDelta(rid, stream.finish(), [], finish="length")
-
-
-def failed_with(rid: int, code: str) -> Failed:
-    """The failure `code` of one request, with its message for users."""
-    return Failed([rid], code, _SENTENCES.get(code, _INTERNAL))
-
-
-def joined(first: RowDelta, second: RowDelta) -> RowDelta:
-    """Two successive deltas of one request as one."""
-    return RowDelta(
-        first.rid,
-        first.text + second.text,
-        first.tokens + second.tokens,
-        first.logprobs + second.logprobs,
-        second.finish,
-    )
-
-
-def _delta(stream: TextStream, token: RowToken) -> RowDelta:
-    # A row stops by itself at an end token only, which is no text even where it has a spelling.
-    text = "" if token.finish == "stop" else stream.push(token.token_id)
-    finish: FinishReason | None = token.finish
-    if finish is not None:
-        text += stream.finish()
-    if stream.stopped:
-        finish = "stop"
-    logprobs = [] if token.logprob is None else [token]
-    return RowDelta(token.row, text, [token.token_id], logprobs, finish)
-
+from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
+from hearth.runtime.request import RowToken
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, has_tools
+from hearth.runtime.text.reply_format import ReplyFormat
+from hearth.runtime.text.reply_grammar import (
+    answer_grammar,
+    enforced_schemas,
+    reply_grammar,
+)
 
 SEND_TIMEOUT_S = 10.0
 """Seconds for which a send to scheduler or front door may wait before it is given up."""
@@ -139,6 +71,7 @@ _LONG_IDS = 4096
 # Bytes of a picture that are digested in about the time that a character takes.
 _HASHED = 64
 _log = structlog.get_logger("tokenizer")
+_MOST_SEED = (1 << 63) - 1
 T = TypeVar("T")
 DoorAnswer = Deltas | Failed | Converted
 
@@ -194,13 +127,22 @@ class _Lane:
             self._waiting[client] = requests
 
 
+class _Prompt(NamedTuple):
+    """Token ids of a prompt, its images, and whether it ends inside reasoning."""
+
+    ids: list[int]
+    images: Sequence[PromptImage] = ()
+    in_reasoning: bool = False
+
+
 class TokenizerActor:
     """The tokenizer's loop: encodes requests for the scheduler, and detokenizes steps for the door.
 
     Steps never wait for an encoding, and short texts never for very long ones. A request that is
     cancelled before it has been submitted never is. Changes of rows are passed on to the scheduler
     after their tokens went to the door, and so is the loss of an executor, whose late outputs are
-    dropped. The actor owns its mailboxes. `images` expands visuals, for a vision model.
+    dropped. The actor owns its mailboxes. `ends` are the model's end tokens. `images` expands
+    visuals, for a vision model.
     """
 
     def __init__(
@@ -211,6 +153,7 @@ class TokenizerActor:
         to_scheduler_control: Sender[SchedulerControl],
         to_door: Sender[DoorMessage],
         tokenizer: Tokenizer,
+        ends: Collection[int],
         images: PromptImages | None = None,
     ) -> None:
         self._inbox = inbox
@@ -219,14 +162,21 @@ class TokenizerActor:
         self._to_door = to_door
         self._tokenizer = tokenizer
         self._images = images
-        self._streams = TextStreams(tokenizer)
+        self._streams = TextStreams(tokenizer, ends)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
+        # By a request, those that wait for its first token, and whether they begin in reasoning.
+        self._siblings: dict[int, tuple[Sequence[Request], bool]] = {}
         self._unsent_failures: deque[Failed] = deque()
         # The current executor, None while there is none, and its last output.
         self._executor: int | None = None
         self._heard = 0
         self.lost = 0
+
+    @property
+    def reply_format(self) -> ReplyFormat:
+        """The form of the model's replies."""
+        return self._tokenizer.reply_format
 
     def limit_images(self, most_tokens: int) -> None:
         """Limit the tokens of an image from now on."""
@@ -288,6 +238,7 @@ class TokenizerActor:
                 case RowsCut(rids):
                     cut = [row for rid in rids if (row := self._streams.cut(rid)) is not None]
                     await self._answer(Deltas(cut, time.monotonic()))
+                    await self._start_siblings(rids)
                 case Cancel():
                     await self._cancel(message)
                 case Request() | Convert():
@@ -309,12 +260,13 @@ class TokenizerActor:
 
     async def _cancel(self, message: Cancel) -> None:
         waited = [lane.remove(message.rid) for lane in (self._intake, self._bulk)]
-        self._streams.drop(message.rid)
+        self._drop(message.rid)
         if not any(waited):
             await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
     async def _queue(self, message: Request | Convert) -> None:
-        lane = self._bulk if _size(message) >= _BULK else self._intake
+        costly = isinstance(message, Request) and _asked_form(message)
+        lane = self._bulk if costly or _size(message) >= _BULK else self._intake
         refused = lane.add(message)
         if refused is not None:
             await self._answer(
@@ -328,63 +280,102 @@ class TokenizerActor:
             else:
                 await self._convert(message)
         except Exception as error:  # noqa: BLE001 - no request may end the actor
-            self._streams.drop(message.rid)
+            self._drop(message.rid)
             await self._answer(_as_failed(message.rid, error))
 
     async def _submit(self, message: Request, lane: _Lane) -> None:
-        ids, images = await self._read(message)
+        prompt = await self._read(message)
+        grammar = await self._grammar(message, in_reasoning=prompt.in_reasoning)
         # From here on a cancel goes behind it.
         if not lane.remove(message.rid):
             return
-        if not ids:
+        if not prompt.ids:
             field = "messages" if message.prompt is None else "prompt"
             raise HearthError("prompt_empty", "the prompt has no tokens: write something", field)
-        # Opened before the scheduler knows of it, so that no token can come too early.
-        self._streams.open(message)
-        encoded = time.monotonic()
         request = structs.replace(
             message,
-            turns=None,
-            prompt=None,
-            visuals=[],
-            token_ids=ids,
-            encoded=encoded,
-            images=images,
+            token_ids=prompt.ids,
+            encoded=time.monotonic(),
+            images=[*prompt.images],
+            options=structs.replace(message.options, grammar=grammar),
         )
-        await self._to_scheduler.send(request, SEND_TIMEOUT_S)
+        # Both before the scheduler knows of it, so that no token can come too early.
+        self._streams.open(request, in_reasoning=prompt.in_reasoning)
+        if request.siblings:
+            self._siblings[request.rid] = _siblings(request), prompt.in_reasoning
+        await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
+
+    async def _start_siblings(self, rids: Iterable[int]) -> None:
+        """Submit further replies to prompts of which the first one has a token, or has ended.
+
+        Such a prompt is in the prefix cache; begun together each would compute it.
+        """
+        for rid in rids:
+            siblings, in_reasoning = self._siblings.pop(rid, ((), False))
+            for request in siblings:
+                self._streams.open(request, in_reasoning=in_reasoning)
+                try:
+                    await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
+                except MailboxFull as error:
+                    self._streams.drop(request.rid)
+                    await self._answer(_as_failed(request.rid, error))
+
+    def _drop(self, rid: int) -> None:
+        self._streams.drop(rid)
+        self._siblings.pop(rid, None)
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
         if ids is None:
-            found, _ = await self._read(request)
-            await self._answer(Converted(request.rid, tokens=found))
+            found = await self._read(request)
+            await self._answer(Converted(request.rid, tokens=found.ids))
             return
         text = await _run(
             lambda: self._tokenizer.decode(ids, skip_special=False), long=len(ids) >= _LONG_IDS
         )
         await self._answer(Converted(request.rid, text=text))
 
-    async def _read(self, message: Request | Convert) -> tuple[list[int], list[PromptImage]]:
-        """The token ids of a request, and its images if it is to be submitted."""
+    async def _read(self, message: Request | Convert) -> _Prompt:
+        """The prompt of a request, with its images if it is to be submitted."""
         text = message.prompt if isinstance(message, Request) else message.text
         if text is not None:
             field = "prompt" if isinstance(message, Request) else "text"
             encode = partial(self._tokenizer.encode, text, field)
-            return await _run(encode, long=len(text) >= _LONG_TEXT), []
-        turns, visuals = message.turns or [], message.visuals
-        conversation = Conversation([_turn(one) for one in turns])
-        long = _letters(turns) >= _LONG_TEXT
+            return _Prompt(await _run(encode, long=len(text) >= _LONG_TEXT))
+        conversation, visuals = message.chat or Conversation([]), message.visuals
+        turns = conversation.turns
+        letters = _letters(conversation)
+        long = letters >= _LONG_TEXT or has_tools(conversation)
         if not visuals and not any(turn.parts for turn in turns):
             encoded = await _run(lambda: self._tokenizer.encode_chat(conversation), long=long)
-            return encoded.ids, []
+            return _Prompt(encoded.ids, in_reasoning=encoded.in_reasoning)
         if (images := self._images) is None:
             raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
         prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
         if isinstance(message, Convert):
-            return prompt.ids, []
-        digested = _size(message) - _letters(turns)
+            return _Prompt(prompt.ids)
+        digested = _size(message) - letters
         works = partial(images.works, prompt, visuals)
-        return prompt.ids, await _run(works, long=digested >= _LONG_TEXT)
+        shown = await _run(works, long=digested >= _LONG_TEXT)
+        return _Prompt(prompt.ids, shown, in_reasoning=prompt.in_reasoning)
+
+    async def _grammar(self, request: Request, *, in_reasoning: bool) -> str:
+        """The grammar of what a request asks of its reply, checked; "" where that is nothing."""
+        if not (field := _asked_form(request)):
+            return ""
+        require(field)
+        return await _run(partial(self._compose, request, in_reasoning=in_reasoning), long=True)
+
+    def _compose(self, request: Request, *, in_reasoning: bool) -> str:
+        chat, asked = request.chat, request.response_format
+        check_schemas(enforced_schemas(chat or Conversation([]), asked))
+        if asked is not None and asked.kind == "regex":
+            check_regex(asked.grammar, "response_format.regex")
+        if asked is not None and asked.kind == "lark":
+            check_lark(asked.grammar, "response_format.grammar")
+        if chat is None:
+            return "" if asked is None else answer_grammar(asked)
+        return reply_grammar(self._tokenizer, chat, asked, in_reasoning=in_reasoning) or ""
 
     async def _step(self, step: StepOutput) -> None:
         began = time.monotonic()
@@ -410,10 +401,12 @@ class TokenizerActor:
             await self._answer(failure)
         for failed in step.failed:
             await self._rows_failed(failed)
+        if self._siblings:
+            await self._start_siblings(token.row for token in step.tokens)
 
     async def _rows_failed(self, message: Failed) -> None:
         for rid in message.rids:
-            self._streams.drop(rid)
+            self._drop(rid)
         await self._answer(message)
 
     async def _leave(self, rid: int) -> None:
@@ -448,7 +441,7 @@ class TokenizerActor:
             return
         rids = [row.rid for row in message.rows] if isinstance(message, Deltas) else [message.rid]
         for rid in rids:
-            self._streams.drop(rid)
+            self._drop(rid)
             self._unsent_failures.append(failed_with(rid, "internal"))
             await self._leave(rid)
 
@@ -458,21 +451,47 @@ def open_tokenizer(
     engine: Path,
     socket: str,
     see: Callable[[Tokenizer], PromptImages] | None = None,
+    reply_format: str = "",
 ) -> TokenizerActor:
     """Open the tokenizer of an engine folder and its mailboxes, in the daemon's process.
 
-    Other processes reach it at `socket`; `see` makes `PromptImages` for a vision model. Raises
-    HearthError for a folder that cannot be read.
+    Other processes reach it at `socket`; `reply_format` is the setting; `see` makes `PromptImages`
+    for a vision model. Raises HearthError for a folder that cannot be read.
     """
-    tokenizer = Tokenizer.open(engine)
+    tokenizer = Tokenizer.open(engine, reply_format)
+    # Found at its first use: not while clients wait.
+    _ = tokenizer.reply_format
+    ends = frozenset(load_config(engine).eos_token_ids)
     return TokenizerActor(
         inbox=Receiver(context, [TOKENIZER, socket], TokenizerMessage, WORK_LIMIT),
         to_scheduler=Sender(context, SCHEDULER, WORK_LIMIT),
         to_scheduler_control=Sender(context, SCHEDULER_CONTROL, CONTROL_LIMIT),
         to_door=Sender(context, DOOR, WORK_LIMIT),
         tokenizer=tokenizer,
+        ends=ends,
         images=see and see(tokenizer),
     )
+
+
+def _encoded(request: Request) -> Request:
+    """The request as the scheduler gets it."""
+    return structs.replace(
+        request, chat=None, prompt=None, response_format=None, visuals=[], features=[], siblings=[]
+    )
+
+
+def _siblings(request: Request) -> list[Request]:
+    """Requests for the further replies, each with a seed of its own."""
+    options, seed = request.options, request.options.seed or 0
+    return [
+        structs.replace(
+            request,
+            rid=rid,
+            siblings=[],
+            options=structs.replace(options, seed=(seed + place) & _MOST_SEED),
+        )
+        for place, rid in enumerate(request.siblings, 1)
+    ]
 
 
 def _size(message: Request | Convert) -> int:
@@ -482,7 +501,7 @@ def _size(message: Request | Convert) -> int:
     text = message.prompt if isinstance(message, Request) else message.text
     if text is not None:
         return len(text)
-    size = _letters(message.turns or ())
+    size = _letters(message.chat or Conversation([]))
     if isinstance(message, Request):
         # A digest of their bytes is made.
         frames = (frame for visual in message.visuals for frame in visual.frames)
@@ -490,12 +509,22 @@ def _size(message: Request | Convert) -> int:
     return size
 
 
-def _turn(turn: ChatTurn) -> Turn:
-    parts = [TurnPart(part.kind, part.text) for part in turn.parts]
-    return Turn(cast("Role", turn.role), turn.content, parts)
+def _asked_form(request: Request) -> str:
+    """The field that asks for what a grammar has to enforce; "" where none does."""
+    chat = request.chat or Conversation([])
+    fields = {
+        "response_format": request.response_format is not None,
+        "tool_choice": chat.tool_choice not in {"none", "auto"},
+        "reasoning_budget": chat.reasoning_budget is not None,
+        "tools": enforced_schemas(chat),
+    }
+    return next((name for name, asked in fields.items() if asked), "")
 
 
-def _letters(turns: Sequence[ChatTurn]) -> int:
+def _letters(chat: Conversation) -> int:
+    if has_tools(chat):
+        return len(msgspec.msgpack.encode(chat))
+    turns = chat.turns
     return sum(len(turn.content) + sum(len(part.text) for part in turn.parts) for turn in turns)
 
 

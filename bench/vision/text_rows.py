@@ -14,6 +14,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation
 from hearth.runtime.vision.vision_runner import LocalEmbeddings
 
 _ROWS = 4
@@ -36,7 +37,8 @@ def measure_text_rows(engine: Path, picture: Path, rounds: int, tokens: int) -> 
     """Decode batches of four rows of equal length, with and without images, in turns."""
     store = LocalEmbeddings()
     tokenizer = Tokenizer.open(engine)
-    ids, images = encode_files(engine, [picture], store, 0).prompt(tokenizer, QUESTION, None)
+    prompt = encode_files(engine, [picture], store, 0).prompt(tokenizer, QUESTION, Conversation([]))
+    ids, images = prompt.ids, [*prompt.images]
     text = tokenizer.encode_piece(_TEXT)
     text = (text * (len(ids) // len(text) + 1))[: len(ids)]
     asked = RequestOptions(max_tokens=tokens, ignore_eos=True)

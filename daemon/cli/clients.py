@@ -7,11 +7,12 @@ import click
 
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.configuration.load import load_settings
-from hearth_client import Client, resolve_address
+from hearth_client import FEATURES, Client, resolve_address
 from hearth_client.address import absence
 from hearth_client.errors import ConnectionRefused, ConnectionTimeout, HearthClientError
 
 _SCHEME = "ipc://"
+_FEATURES = (*FEATURES, "generation_defaults")
 _START_S = 120.0
 """Seconds until a starting daemon answers, while it builds its engine for instance."""
 
@@ -36,7 +37,9 @@ def connected(
     """
     with explained():
         address = resolve_address(daemon_address(socket))
-        client = Client(address, name=name, status_only=status_only, client_key=key)
+        client = Client(
+            address, name=name, status_only=status_only, client_key=key, features=_FEATURES
+        )
         try:
             client.connect()
         except ConnectionRefused as error:
@@ -46,13 +49,13 @@ def connected(
                 what = "start one with hearth serve, or name its socket with --socket"
                 raise Failure(f"{absent}: {what}") from error
             click.echo(f"{absent}: waiting for hearth serve, Ctrl-C leaves", err=True)
-            client = Client(address, name=name, timeout=_START_S)
+            client = Client(address, name=name, timeout=_START_S, features=_FEATURES)
         except ConnectionTimeout:
             if status_only or not address.startswith(_SCHEME):
                 raise
             # A service manager listens also for a daemon that it only starts now.
             click.echo("no answer yet: waiting for the daemon to start", err=True)
-            client = Client(address, name=name, timeout=_START_S)
+            client = Client(address, name=name, timeout=_START_S, features=_FEATURES)
         with client:
             yield client
 

@@ -1,8 +1,10 @@
 """Console output of commands: rich text, progress bars and tables; plain off a terminal."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unicodedata import category
 
 from rich.cells import cell_len
@@ -73,6 +75,12 @@ def table(rows: Sequence[tuple[str, str]]) -> RenderableType:
 def printable(text: str) -> str:
     """`text` without control characters, which could steer the terminal; line ends stay."""
     return "".join(c if c in "\n\t" or category(c) != "Cc" else "\ufffd" for c in text)
+
+
+def print_call(name: str, arguments: dict[str, Any]) -> None:
+    """Print a call of a tool: its name, and its arguments as JSON."""
+    text = printable(json.dumps(arguments, ensure_ascii=False))
+    out().print(f"{printable_name(name)} {text}", markup=False)
 
 
 def printable_name(text: str) -> str:

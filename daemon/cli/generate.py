@@ -3,19 +3,35 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import click
 import msgspec
 from msgspec import structs
 
-from hearth.daemon.cli.console import err, out, printable, progress_bar
+from hearth.daemon.cli.console import err, out, print_call, printable, progress_bar
 from hearth.daemon.cli.errors import FAILED, Failure, wrong_usage
-from hearth.daemon.cli.options import json_option, speculation_option
+from hearth.daemon.cli.local_prompts import (
+    Answer,
+    LocalPrompt,
+    Prompt,
+    conversation_with,
+    encode_prompt,
+    grammar_of,
+    read_reply,
+)
+from hearth.daemon.cli.options import (
+    json_option,
+    sampling_options,
+    schema_option,
+    speculation_option,
+    template_option,
+    tool_option,
+)
 from hearth.daemon.shipped import engine_folder
 from hearth.daemon.shipped_files import ADAPTERS, shipped_picture
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.images import EmbeddedImage
+from hearth.runtime.grammar import check_schemas
 from hearth.runtime.lora.adapter import other_base
 from hearth.runtime.lora.stored import read_adapter
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
@@ -28,9 +44,9 @@ from hearth.runtime.request import (
     check_options,
 )
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, ResponseFormat
+from hearth.runtime.text.reply_grammar import enforced_schemas
 from hearth.runtime.vision.vision_runner import LocalEmbeddings
-
-Prompt = str | list[int]
 
 
 def parse_ids(
@@ -72,38 +88,7 @@ def _lines(file: TextIO) -> list[str]:
     return lines
 
 
-def encode_prompt(
-    prompt: Prompt, tokenizer: Tokenizer, *, chat: bool, system: str | None
-) -> list[int]:
-    """Token ids of a prompt; with `chat` it is the user's message after the system message."""
-    if not isinstance(prompt, str):
-        return prompt
-    if not chat:
-        return tokenizer.encode(prompt)
-    turns = [("system", system)] if system is not None else []
-    return tokenizer.encode_pairs([*turns, ("user", prompt)])
-
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 _MAX_TOKENS = 256
-_SAMPLING = (
-    ("--temperature", float, 0.0, "0 always takes the most likely token."),
-    ("--top-k", int, 0, "Keep the K most likely tokens; 0 for all."),
-    ("--top-p", float, 1.0, "Keep the likeliest tokens that make up this probability."),
-    ("--min-p", float, 0.0, "Keep tokens with at least this share of the best probability."),
-    ("--repetition-penalty", float, 1.0, "Divide the scores of tokens seen before."),
-    ("--presence-penalty", float, 0.0, "Lower the scores of tokens generated before."),
-    ("--frequency-penalty", float, 0.0, "Lower them by how often they were generated."),
-    ("--seed", int, 0, "Same seed, same text."),
-    ("--logprobs", int, 0, "Likely alternatives to report for each token."),
-)
-
-
-def _sampling_options(command: Command) -> Command:
-    for flag, kind, default, text in reversed(_SAMPLING):
-        option = click.option(flag, type=kind, default=default, show_default=True, help=text)
-        command = option(command)
-    return command
 
 
 def _find_pictures(
@@ -150,7 +135,18 @@ def _find_adapter(_ctx: click.Context, _param: click.Parameter, given: Path | No
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Default 256, or what fits.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after an end token.")
-@_sampling_options
+@sampling_options
+@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same text.")
+@click.option(
+    "--logprobs",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Likely alternatives to report for each token.",
+)
+@tool_option
+@schema_option
+@template_option
 @speculation_option
 @click.option("--threads", type=click.IntRange(0, 1024), default=0, help="0 for all cores.")
 @click.option("--max-batch", type=click.IntRange(0, 1024), default=0, help="0 for what fits.")
@@ -171,24 +167,35 @@ def generate(
     weights: str,
     speculation: bool | None,
     as_json: bool,
+    tools: list[dict[str, Any]],
+    schema: Any,
+    template: dict[str, Any],
     **options: Any,
 ) -> int:
     """Answer prompts with the engine in ENGINE_DIR, in this process and without a daemon.
 
     Without ENGINE_DIR the shipped model answers. Prompts come from --prompt, --ids, --file or
     standard input (one per line); several run together. With --json each prompt prints one line
-    {"token_ids", "text", "logprobs", "finish_reason"}, the end token included.
+    {"token_ids", "text", "logprobs", "finish_reason"}, the end token included, and of a
+    conversation "reasoning" and "tool_calls" where there are some.
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")
     if files and not chat:
         raise click.UsageError("--image needs --chat")
+    for flag, given in (("--tool", tools), ("--template", template)):
+        if given and not chat:
+            raise click.UsageError(f"{flag} needs --chat")
     if ids and chat:
         raise click.UsageError("--ids are no message: leave --chat out")
     name = "" if adapter is None else adapter.resolve().name or "adapter"
-    asked = RequestOptions(speculation=speculation, adapter=name, **options)
+    given = {name: value for name, value in options.items() if value is not None}
+    given |= {"speculation": speculation, "adapter": name}
     with wrong_usage():
-        check_options(asked)
+        check_options(RequestOptions(**given))
+        conversation = conversation_with(system, tools, template) if chat else None
+        form = None if schema is None else ResponseFormat("json_schema", schema=schema)
+        check_schemas(enforced_schemas(conversation or Conversation([]), form))
     prompts = read_prompts(texts, ids, file)
     with progress_bar() as progress:
         folder = engine_folder(engine, progress)
@@ -213,50 +220,63 @@ def generate(
             if note := other_base(read.base, runtime.config):
                 err().print(note, style="yellow", markup=False)
         tokenizer = Tokenizer.open(folder)
+        # What is not given is the model's own.
+        asked = RequestOptions(**{**runtime.config.sampling, **given})
         encoded = [
-            (encode_prompt(p, tokenizer, chat=chat, system=system), [])
-            if images is None
-            else images.prompt(tokenizer, str(p), system)
-            for p in prompts
+            encode_prompt(prompt, tokenizer, conversation)
+            if images is None or conversation is None
+            else images.prompt(tokenizer, str(prompt), conversation)
+            for prompt in prompts
+        ]
+        rows = [
+            _row(prompt, asked, grammar_of(tokenizer, prompt, form), runtime.capacity)
+            for prompt in encoded
         ]
         show = _print_json if as_json else _print_text
-        rows = _rows(encoded, asked, runtime.capacity)
-        return _run(runtime, tokenizer, rows, show)
+        return _run(runtime, tokenizer, [*zip(encoded, rows, strict=True)], show)
     finally:
         runtime.close()
 
 
-def _rows(
-    prompts: list[tuple[list[int], list[EmbeddedImage]]], asked: RequestOptions, capacity: int
-) -> list[RowRequest]:
-    rows = []
-    for ids, images in prompts:
-        most = asked.max_tokens or max(1, min(_MAX_TOKENS, capacity - len(ids)))
-        fitting = structs.replace(asked, max_tokens=most)
-        rows.append(
-            RowRequest(token_ids=ids, prompt_length=len(ids), options=fitting, images=images)
-        )
-    return rows
+def _row(prompt: LocalPrompt, asked: RequestOptions, grammar: str, capacity: int) -> RowRequest:
+    most = asked.max_tokens or max(1, min(_MAX_TOKENS, capacity - len(prompt.ids)))
+    return RowRequest(
+        token_ids=prompt.ids,
+        prompt_length=len(prompt.ids),
+        options=structs.replace(asked, max_tokens=most, grammar=grammar),
+        images=[*prompt.images],
+    )
 
 
 def _run(
     runtime: LLMInferenceRuntime,
     tokenizer: Tokenizer,
-    rows: list[RowRequest],
-    show: Callable[[GenerationResponse], None],
+    asked: list[tuple[LocalPrompt, RowRequest]],
+    show: Callable[[GenerationResponse, list[Answer]], None],
 ) -> int:
     failed = False
-    for start in range(0, len(rows), runtime.max_batch):
-        request = GenerationRequest(rows=rows[start : start + runtime.max_batch])
+    for start in range(0, len(asked), runtime.max_batch):
+        some = asked[start : start + runtime.max_batch]
+        request = GenerationRequest(rows=[row for _, row in some])
         response = runtime.handle_request(request, tokenizer)
-        show(response)
+        ends = runtime.config.eos_token_ids
+        answers = [
+            read_reply(tokenizer, prompt, row.options, told, ends)
+            for (prompt, row), told in zip(some, response.rows, strict=True)
+        ]
+        show(response, answers)
         failed = failed or any(row.error for row in response.rows)
     return FAILED if failed else 0
 
 
-def _print_json(response: GenerationResponse) -> None:
-    for row in response.rows:
-        click.echo(msgspec.json.encode(_fields(row)))
+def _print_json(_response: GenerationResponse, answers: list[Answer]) -> None:
+    for answer in answers:
+        fields = _fields(answer.row)
+        if answer.reasoning:
+            fields["reasoning"] = answer.reasoning
+        if answer.calls:
+            fields["tool_calls"] = [structs.asdict(call) for call in answer.calls]
+        click.echo(msgspec.json.encode(fields))
 
 
 def _fields(row: GeneratedRow) -> dict[str, Any]:
@@ -273,9 +293,13 @@ def _fields(row: GeneratedRow) -> dict[str, Any]:
     return fields
 
 
-def _print_text(response: GenerationResponse) -> None:
-    for row in response.rows:
+def _print_text(response: GenerationResponse, answers: list[Answer]) -> None:
+    for row, reasoning, calls in answers:
+        if reasoning:
+            err().print(printable(reasoning), style="dim", markup=False)
         out().print(printable(row.text), markup=False)
+        for call in calls:
+            print_call(call.name, call.arguments)
         if row.error:
             err().print(f"this prompt failed: {row.error}", style="red", markup=False)
     tokens = sum(len(row.token_ids) for row in response.rows)

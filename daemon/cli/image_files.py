@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hearth.daemon.cli.local_prompts import LocalPrompt, with_turn
 from hearth.runtime.config import load_config
 from hearth.runtime.device.open import open_device
 from hearth.runtime.engine_folder import verify_folder
@@ -34,19 +35,14 @@ class EncodedFiles:
     layouts: Sequence[ImageLayout]
     slots: Sequence[Slot]
 
-    def prompt(
-        self, tokenizer: Tokenizer, text: str, system: str | None
-    ) -> tuple[list[int], list[EmbeddedImage]]:
-        """Ids of a user's message of all images and `text`, and where the images are."""
+    def prompt(self, tokenizer: Tokenizer, text: str, chat: Conversation) -> LocalPrompt:
+        """Encode `chat` with a user's message of all images and `text` behind it."""
         asked = [*(TurnPart("image") for _ in self.shown), TurnPart("text", text)]
-        turns = [Turn("user", parts=asked)]
-        if system is not None:
-            turns.insert(0, Turn("system", system))
-        chat, spans = encode_conversation(
-            tokenizer, Conversation(turns), self.shown, self.layouts, self.config
-        )
+        chat = with_turn(chat, Turn("user", parts=asked))
+        encoded, spans = encode_conversation(tokenizer, chat, self.shown, self.layouts, self.config)
         found = zip(self.slots, self.layouts, spans, strict=True)
-        return chat.ids, [EmbeddedImage(slot, layout.tokens, own) for slot, layout, own in found]
+        images = [EmbeddedImage(slot, layout.tokens, own) for slot, layout, own in found]
+        return LocalPrompt(encoded.ids, chat, encoded.in_reasoning, images)
 
 
 def encode_files(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from hearth.daemon.cli.errors import wrong_usage
 from hearth.daemon.configuration.load import OLD_NAMES, check_flags, load_settings
@@ -32,6 +33,98 @@ key_option = click.option(
     "--key",
     metavar="FILE",
     help="Keys for a daemon at tcp://, from hearth keys add; default $HEARTH_KEY.",
+)
+
+
+SAMPLING = (
+    ("--temperature", float, "0 always takes the most likely token."),
+    ("--top-k", int, "Keep the K most likely tokens; 0 for all."),
+    ("--top-p", float, "Keep the likeliest tokens that make up this probability."),
+    ("--min-p", float, "Keep tokens with at least this share of the best probability."),
+    ("--repetition-penalty", float, "Divide the scores of tokens seen before."),
+    ("--presence-penalty", float, "Lower the scores of tokens generated before."),
+    ("--frequency-penalty", float, "Lower them by how often they were generated."),
+)
+"""Options of sampling; one that is not given is the model's own, as it was published."""
+
+
+def sampling_options(command: Command) -> Command:
+    """Add the options of sampling, each None where it is not given."""
+    for flag, kind, text in reversed(SAMPLING):
+        command = click.option(flag, type=kind, default=None, help=text)(command)
+    return command
+
+
+def variable_value(text: str) -> Any:
+    """Value of a template's variable: JSON's, or the text itself."""
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return text if isinstance(value, (dict, list)) else value
+
+
+def _read_tools(
+    _ctx: click.Context, _param: click.Parameter, files: tuple[Path, ...]
+) -> list[dict[str, Any]]:
+    """The tools in files, of which each has one or a list; also as others wrap them."""
+    tools: list[dict[str, Any]] = []
+    for file in files:
+        found = _read_json(file)
+        for one in found if isinstance(found, list) else [found]:
+            tool = one.get("function", one) if isinstance(one, dict) else None
+            if not isinstance(tool, dict):
+                raise click.BadParameter(f"{file} has neither a tool nor a list of tools")
+            tools.append(tool)
+    return tools
+
+
+def _read_schema(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Any:
+    return None if file is None else _read_json(file)
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return msgspec.json.decode(file.read_bytes())
+    except OSError as error:
+        raise click.BadParameter(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.BadParameter(f"{file} is not JSON") from error
+
+
+def _read_variables(
+    _ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]
+) -> dict[str, Any]:
+    pairs = [one.partition("=") for one in given]
+    for name, equals, _ in pairs:
+        if not name or not equals:
+            raise click.BadParameter(f"{name!r} is not of the form NAME=VALUE")
+    return {name: variable_value(text) for name, _, text in pairs}
+
+
+_FILE = click.Path(path_type=Path)
+tool_option = click.option(
+    "--tool",
+    "tools",
+    multiple=True,
+    callback=_read_tools,
+    type=_FILE,
+    metavar="FILE.json",
+    help="A tool that the model may call, or a list of them; repeatable.",
+)
+schema_option = click.option(
+    "--schema",
+    callback=_read_schema,
+    type=_FILE,
+    metavar="FILE.json",
+    help="A JSON schema that replies have to follow.",
+)
+template_option = click.option(
+    "--template",
+    multiple=True,
+    callback=_read_variables,
+    metavar="NAME=VALUE",
+    help="A variable of the chat template, enable_thinking=false for instance; repeatable.",
 )
 
 

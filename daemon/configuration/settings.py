@@ -24,6 +24,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     engine: Annotated[
         str, setting("Engine folder to serve; empty for the shipped model.", path=True)
     ] = ""
+    reply_format: Annotated[
+        str,
+        setting(
+            "Form in which the model writes calls of tools and reasoning, by its name in "
+            "docs/conversation.md; empty for what its template tells.",
+            expert=True,
+        ),
+    ] = ""
     runtime: RuntimeOptions = RuntimeOptions(
         prefix_cache_bytes=256 << 20, speculation=SpeculationOptions(method="auto")
     )

@@ -7,6 +7,7 @@ part that fails. Nothing is taken from the decoder's words, which change from ve
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -29,8 +30,26 @@ _SMALL = 4096
 _MANY = 4096
 """Items of a list that is taken apart: each costs more than to decode it."""
 _SHORT_LIST = 0x90
+_SHORT_MAP = 0x80
+_SHORT_TEXT = 0xA0
 _LONG_LISTS = {0xDC: 2, 0xDD: 4}
 """First bytes of a msgpack list, with the bytes of its length that follow."""
+_LENGTHS = {
+    0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4,
+    **_LONG_LISTS, 0xDE: 2, 0xDF: 4,
+}  # fmt: skip
+"""Bytes of the length behind the first byte: of binary, of text; of extensions, lists and maps."""
+_FIXED = {
+    0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,
+    0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
+}  # fmt: skip
+"""Bytes behind the first byte of numbers, and of extensions without a length."""
+_LONG_MAPS = (0xDE, 0xDF)
+_LONG_EXTENSIONS = (0xC7, 0xC8, 0xC9)
+_DEEPEST = 64
+_MOST_ITEMS = 20_000
+_TOO_DEEP = Raw(b"\xc1")
+"""Stands for a field that is nested too deep; no message has this byte."""
 _RAW_MAP = Annotated[dict[str, Raw], Meta(max_length=_MAX_FIELDS)]
 _RAW_LIST = Annotated[list[Raw], Meta(max_length=1 << 16)]
 _TYPES: dict[str, type[msgspec.Struct]] = {
@@ -39,8 +58,17 @@ _TYPES: dict[str, type[msgspec.Struct]] = {
 
 
 def fields_of(data: bytes | Raw) -> dict[str, Raw]:
-    """The top level of a message, undecoded; empty when even that cannot be read."""
-    return _decoded(_RAW_MAP, data) or {}
+    """The top level of a message, undecoded; empty when even that cannot be read.
+
+    Of one with a field that is nested too deep for the decoder, the fields up to that one.
+    """
+    try:
+        found: dict[str, Raw] = _decoder(_RAW_MAP).decode(data)
+    except RecursionError:
+        return _fields_above(memoryview(data))
+    except DECODE_ERRORS:
+        return {}
+    return found
 
 
 def id_of(fields: dict[str, Raw]) -> str:
@@ -115,6 +143,8 @@ class _Search:
 
         A list that must be `wrong` is not decoded once more to see that it is.
         """
+        if raw is _TOO_DEEP:
+            raise HearthError("bad_message", f"{path} is nested too deep to be read", path)
         not_text = False
         if not (wrong and _is_list(raw)):
             try:
@@ -131,6 +161,9 @@ class _Search:
                 self.fields(plain, fields, f"{path}.")
         for index, of, item in self._items(meant, raw, path):
             self.part(of, item, f"{path}[{index}]")
+        for name, of, item in _entries(plain, raw):
+            self._go_on(path)
+            self.part(of, item, f"{path}.{_short(name)}")
         wanted = "valid UTF-8 text" if not_text else describe(inspect.type_info(kind))
         raise HearthError("invalid_value", f"{path} must be {wanted}", path)
 
@@ -162,6 +195,68 @@ def _too_much(path: str) -> HearthError:
     return HearthError("bad_message", text, path)
 
 
+def _fields_above(data: memoryview) -> dict[str, Raw]:
+    """Fields of a message in their order, up to the first that is nested deeper than `_DEEPEST`."""
+    fields: dict[str, Raw] = {}
+    with suppress(IndexError):
+        count, at = _count(data, 0)
+        for _ in range(min(count // 2, _MAX_FIELDS)):
+            behind = _end(data, at)
+            name = None if behind is None else _decoded(str, Raw(data[at:behind]))
+            if behind is None or name is None:
+                break
+            end = _end(data, behind)
+            fields[name] = _TOO_DEEP if end is None else Raw(data[behind:end])
+            if end is None:
+                break
+            at = end
+    return fields
+
+
+def _end(data: memoryview, at: int) -> int | None:
+    """The end of the value at `at`; None where it is nested too deep, or has too many items."""
+    left = [1]
+    for _ in range(_MOST_ITEMS):
+        while left and not left[-1]:
+            left.pop()
+        if not left:
+            return at
+        left[-1] -= 1
+        count, at = _count(data, at)
+        left.append(count)
+        if len(left) > _DEEPEST:
+            return None
+    return None
+
+
+def _count(data: memoryview, at: int) -> tuple[int, int]:
+    """Items of the list or map at `at`, and where they begin; 0, and its end, of another value.
+
+    A map has two items an entry. Raises IndexError behind the end of the data.
+    """
+    first, at = data[at], at + 1
+    if size := _LENGTHS.get(first, 0):
+        number, at = int.from_bytes(data[at : at + size], "big"), at + size
+    elif first & 0xE0 == _SHORT_TEXT:
+        number = first & 0x1F
+    else:
+        number = first & 0x0F
+    if first in _LONG_LISTS or first & 0xF0 == _SHORT_LIST:
+        return number, at
+    if first in _LONG_MAPS or first & 0xF0 == _SHORT_MAP:
+        return 2 * number, at
+    if size or first & 0xE0 == _SHORT_TEXT:
+        return 0, at + number + (first in _LONG_EXTENSIONS)
+    return 0, at + _FIXED.get(first, 0)
+
+
+def _entries(kind: Any, raw: Raw) -> Iterator[tuple[str, Any, Raw]]:
+    """The entries of a map of any names, and the type of each."""
+    if get_origin(kind) is dict:
+        for name, item in fields_of(raw).items():
+            yield name, get_args(kind)[1], item
+
+
 def _is_list(raw: Raw) -> bool:
     first = memoryview(raw)[0]
     return first & 0xF0 == _SHORT_LIST or first in _LONG_LISTS
@@ -176,7 +271,7 @@ def _length(raw: Raw) -> int:
 
 
 def _meant(kind: Any, raw: Raw, path: str) -> Any:
-    """Pick the type of a union that `raw` was meant to be: by its tag, or for being a list.
+    """Pick the type of a union that `raw` was meant to be: by its tag, or for being a list or map.
 
     Raises HearthError for a tag that none of them has.
     """
@@ -185,16 +280,20 @@ def _meant(kind: Any, raw: Raw, path: str) -> Any:
         return kind
     if len(kinds) == 1:
         return kinds[0]
-    tagged = {
-        str(one.__struct_config__.tag): one for one in kinds if hasattr(one, "__struct_config__")
-    }
-    fields = fields_of(raw) if tagged else {}
-    if fields:
+    tagged: dict[str, Any] = {}
+    for one in kinds:
+        if hasattr(one, "__struct_config__"):
+            tagged[str(one.__struct_config__.tag)] = one
+    fields = fields_of(raw)
+    if fields and len(tagged) > 1:
         tag = _decoded(str, fields.get("type"))
         if tag not in tagged:
             text = f"{path}.type must be one of {', '.join(sorted(tagged))}"
             raise HearthError("invalid_value", text, f"{path}.type")
         return tagged[tag]
+    if fields:
+        maps = [one for one in kinds if get_origin(_plain(one)) is dict]
+        return next(iter([*tagged.values(), *maps]), kind)
     is_list = _is_list(raw)
     return next((one for one in kinds if is_list and get_origin(_plain(one)) is list), kind)
 
@@ -229,6 +328,17 @@ def _decoder(kind: Any) -> Decoder[Any]:
     return Decoder(kind)
 
 
+_COUNTED: dict[type[inspect.Type], tuple[str, str]] = {
+    inspect.StrType: ("text", "characters"),
+    inspect.ListType: ("a list", "items"),
+    inspect.DictType: ("a map", "entries"),
+}
+_PLAIN_WORDS: dict[type[inspect.Type], str] = {
+    inspect.BoolType: "true or false",
+    inspect.AnyType: "a value that JSON has",
+}
+
+
 def describe(kind: inspect.Type) -> str:
     """Describe a value of this type in words."""
     if isinstance(kind, inspect.UnionType):
@@ -238,13 +348,12 @@ def describe(kind: inspect.Type) -> str:
         return _number(kind)
     if isinstance(kind, inspect.LiteralType):
         return f"one of {', '.join(map(str, kind.values))}"
-    if isinstance(kind, (inspect.StrType, inspect.ListType)):
-        is_text = isinstance(kind, inspect.StrType)
-        what, of = ("text", "characters") if is_text else ("a list", "items")
-        return f"{what} of {kind.min_length or 0} to {kind.max_length} {of}"
-    if isinstance(kind, inspect.TupleType):
-        return f"a list of {len(kind.item_types)} items"
-    return "true or false" if isinstance(kind, inspect.BoolType) else "a map of its fields"
+    if isinstance(kind, (inspect.StrType, inspect.ListType, inspect.DictType)):
+        what, of = _COUNTED[type(kind)]
+        most = kind.max_length
+        return what if most is None else f"{what} of {kind.min_length or 0} to {most} {of}"
+    items = f"a list of {len(kind.item_types)} items" if isinstance(kind, inspect.TupleType) else ""
+    return items or _PLAIN_WORDS.get(type(kind), "a map of its fields")
 
 
 def _number(kind: inspect.IntType | inspect.FloatType) -> str:

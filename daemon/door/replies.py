@@ -21,7 +21,7 @@ from hearth.daemon.door import sessions
 from hearth.daemon.door import state as door_state
 from hearth.daemon.door.request_tracker import OWN_REPORT, RequestTracker
 from hearth.runtime.errors import CODES
-from hearth.runtime.request import RowRound, RowToken
+from hearth.runtime.request import RowRound
 from hearth_client import protocol
 from hearth_client.protocol import ExecutorReport
 
@@ -89,6 +89,8 @@ class ActorMessageHandler:
         if isinstance(message, Accepted):
             self._accepted(request, message)
         elif isinstance(message, Embedded):
+            if request.embedded is not None:
+                return
             request.embedded = message
             request.images_s = time.monotonic() - request.opened - request.tokenize_s
             self._replay(request)
@@ -102,6 +104,9 @@ class ActorMessageHandler:
         code = failed.code if failed.code in CODES else "internal"
         field = _field_of(request, failed.field)
         self._tracker.fail(request, code, failed.message, field, failed.ahead)
+        if len(request.replies) > 1:
+            # The others go on otherwise.
+            self._tracker.drop_work(request)
 
     def _accepted(self, request: sessions.OpenRequest, message: Accepted) -> None:
         if request.accepted:
@@ -150,17 +155,22 @@ class ActorMessageHandler:
 
     def _row_arrived(self, row: RowDelta, step: Deltas) -> None:
         request = self._find(row.rid)
-        if request is None:
+        if request is None or row.rid in request.ended:
             return
         if not request.accepted or (request.images and request.embedded is None):
             # Two actors write to the door's inbox: tokens may overtake the scheduler's message.
             request.early.append((row, step))
             return
-        if row.tokens or row.text:
+        if row.tokens or row.text or row.reasoning or row.calls:
             _count(request, row, step)
             self._delta(request, row, step.ended)
         if row.finish is not None:
-            self._tracker.done(request, row.finish)
+            tokens = request.reply_tokens[row.rid]
+            end = protocol.Ended(reason=row.finish, completion_tokens=tokens, stop=row.stop_string)
+            request.ended[row.rid] = end
+            if len(request.ended) == len(request.replies):
+                first = request.ended[request.rid]
+                self._tracker.done(request, first.reason)
 
     def _delta(self, request: sessions.OpenRequest, row: RowDelta, ended: float) -> None:
         delivery = self._tracker.delivery
@@ -169,8 +179,17 @@ class ActorMessageHandler:
             seq=0,
             text=row.text,
             tokens=row.tokens,
-            logprobs=[_logprob(token) for token in row.logprobs],
+            logprobs=_logprobs(row),
             ended=ended if request.timestamps else None,
+            reasoning=row.reasoning,
+            choice=request.replies.index(row.rid),
+            tool_calls=[
+                protocol.CallPiece(
+                    index=one.index, id=one.id, name=one.name, arguments=one.arguments
+                )
+                for one in row.calls
+                if one.id or one.arguments
+            ],
         )
         delivery.send_delta(request, delta)
         self._tracker.stop_if_slow(request.session)
@@ -215,10 +234,19 @@ def _count(request: sessions.OpenRequest, row: RowDelta, step: Deltas) -> None:
     if request.completion_tokens == 0:
         request.first_token, request.first_left = step.ended, time.monotonic()
     request.completion_tokens += len(row.tokens)
+    request.reply_tokens[row.rid] += len(row.tokens)
     request.last_token = step.ended
     request.detokenize_s += step.detokenize_s
 
 
-def _logprob(token: RowToken) -> protocol.TokenLogprob:
-    top = [(other.token_id, other.logprob) for other in token.top]
-    return protocol.TokenLogprob(logprob=token.logprob or 0.0, top=top)
+def _logprobs(row: RowDelta) -> list[protocol.TokenLogprob]:
+    spellings = row.spellings or [[]] * len(row.logprobs)
+    return [
+        protocol.TokenLogprob(
+            logprob=token.logprob or 0.0,
+            top=[(other.token_id, other.logprob) for other in token.top],
+            token_bytes=b"".join(spelt[:1]),
+            top_bytes=spelt[1:],
+        )
+        for token, spelt in zip(row.logprobs, spellings, strict=True)
+    ]

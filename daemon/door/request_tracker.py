@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from hearth.actors.mailbox import Sender
 from hearth.actors.messages import (
@@ -34,7 +35,7 @@ from hearth.daemon.door.state import DoorState
 from hearth.runtime.errors import HearthError
 from hearth.runtime.kv_cache.page_index import PINS_FULL
 from hearth.runtime.speculation.policy import accept_length
-from hearth_client.protocol import Answer, Delta, Done, Error, Reason, Speculation, Usage
+from hearth_client.protocol import Answer, Delta, Done, Ended, Error, Speculation, Usage
 from hearth_client.running_clock import RunningClock
 
 _OUTBOX_ANSWERS = 1024
@@ -196,7 +197,7 @@ class RequestTracker:
             self.delivery.send(request.session, answer)
             self._record(request, "done", "completed")
 
-    def done(self, request: OpenRequest, reason: Reason) -> None:
+    def done(self, request: OpenRequest, reason: str) -> None:
         """End a generation as asked."""
         if self.sessions.close(request):
             done = Done(
@@ -206,13 +207,18 @@ class RequestTracker:
                 speculation=speculation_of(request),
                 images=images_of(request),
             )
+            told = "end_details" in request.session.features
+            if told and request.rid in request.ended:
+                done.stop = request.ended[request.rid].stop
+            if len(request.replies) > 1:
+                done.choices = _ends_of(request, reason, details=told)
             self.delivery.send(request.session, done)
             self._record(request, reason, "cancelled" if reason == "cancelled" else "completed")
 
     def cancel(self, request: OpenRequest) -> None:
         """End a generation at once as `cancelled`, then notify the actors."""
         self.done(request, "cancelled")
-        self._drop_work(request)
+        self.drop_work(request)
 
     def fail(
         self,
@@ -226,6 +232,8 @@ class RequestTracker:
         if self.sessions.close(request):
             error = Error(id=request.id, code=code, message=message, field=field or "")
             error.retry_after_s = self.retry_after_s(code, request.session, ahead)
+            if request.accepted and "end_details" in request.session.features:
+                error.usage = usage_of(request)
             if (code, field) == PINS_FULL and self.make_room(request.session.peer, pins=True):
                 error.retry_after_s = LEAST_S
             self.delivery.send(request.session, error)
@@ -252,7 +260,7 @@ class RequestTracker:
     def stop(self, request: OpenRequest, code: str, message: str) -> None:
         """End a request with an error of the front door's own, then notify the actors."""
         self.fail(request, code, message)
-        self._drop_work(request)
+        self.drop_work(request)
 
     def stop_if_slow(self, session: Session) -> None:
         """End what a client asked for that does not read; its session where that is not enough.
@@ -281,7 +289,7 @@ class RequestTracker:
         self.retry_after.client_left(session.number, time.monotonic())
         for request in self.sessions.drop(session):
             self._record(request, reason, "failed")
-            self._drop_work(request)
+            self.drop_work(request)
         if session.pins:
             # Behind the cancels of its requests.
             self._post_for_sure(self._to_tokenizer, ClientGone(session.number))
@@ -340,12 +348,14 @@ class RequestTracker:
         except HearthError as error:
             self.fail(request, error.code, "the daemon has too much to do now: try again later")
 
-    def _drop_work(self, request: OpenRequest) -> None:
+    def drop_work(self, request: OpenRequest) -> None:
+        """Notify the actors that nobody waits for any reply of a request."""
         # The tokenizer's comes in order behind its request, the scheduler's comes early.
-        if request.kind != "status":
-            self._post_for_sure(self._to_tokenizer, Cancel(request.rid))
-        if request.kind == "generate":
-            self._post_for_sure(self._to_scheduler_control, Cancel(request.rid))
+        for rid in request.replies:
+            if request.kind != "status":
+                self._post_for_sure(self._to_tokenizer, Cancel(rid))
+            if request.kind == "generate":
+                self._post_for_sure(self._to_scheduler_control, Cancel(rid))
 
     def _post_for_sure(self, mailbox: Sender[Any], message: Cancel | ClientGone) -> None:
         try:
@@ -392,6 +402,16 @@ class RequestTracker:
         except Exception:  # noqa: BLE001 - who counts must not end the service
             self._state.totals["internal_errors"] += 1
             _log.exception("the end of a request could not be noted", request=ended.request)
+
+
+def _ends_of(request: OpenRequest, reason: str, *, details: bool) -> list[Ended]:
+    """The end of each reply, in their order; those that had none end by `reason`."""
+    ends = []
+    for rid in request.replies:
+        open_end = Ended(reason=reason, completion_tokens=request.reply_tokens[rid])
+        end = request.ended.get(rid, open_end)
+        ends.append(end if details else structs.replace(end, stop=""))
+    return ends
 
 
 def usage_of(request: OpenRequest) -> Usage:

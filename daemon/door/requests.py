@@ -37,12 +37,16 @@ FEATURES = (
     "cache",
     "cache_salt",
     "detokenize",
+    "end_details",
+    "generation_defaults",
     "logprobs",
+    "n",
     "priority",
     "speculation",
     "status",
     "status_only",
     "timestamps",
+    "token_bytes",
     "tokenize",
     "traceparent",
 )
@@ -143,6 +147,7 @@ class ClientMessageHandler:
         if known is None:
             self._tracker.began(session)
         session.delimited = received.delimited
+        session.features = frozenset(message.features)
         self._tracker.delivery.send(session, self._welcome(lease_s))
 
     def _welcome(self, lease_s: float) -> Welcome:
@@ -158,7 +163,7 @@ class ClientMessageHandler:
             queued_tokens=queue.queue_tokens,
             lease_s=lease_s,
         )
-        features = list(FEATURES)
+        features = [*FEATURES, *facts.features]
         if settings.images_per_request:
             features.append("images")
             limits.images, limits.image_bytes = settings.images_per_request, settings.image_bytes
@@ -172,6 +177,7 @@ class ClientMessageHandler:
             model=facts.model,
             epoch=self._state.epoch,
             adapters=facts.adapters,
+            tool_format=facts.tool_format,
         )
 
     def _act(
@@ -222,12 +228,14 @@ class ClientMessageHandler:
         if message.adapter:
             self._check_adapter(message.adapter)
         self._check_queue(session, now)
-        request = self._sessions.admit(session, message.id, "generate", now, deadline)
+        request = self._sessions.admit(
+            session, message.id, "generate", now, deadline, replies=message.n
+        )
         self._tracker.retry_after.works(now, working=True)
         request.timestamps, request.traceparent = message.timestamps, message.traceparent
         request.chat = message.messages is not None
         self._state.totals["requests"] += 1
-        asked = prepare(message, request.rid, deadline, session.number)
+        asked = prepare(message, request.replies, deadline, session, self._state.facts.sampling)
         request.options = asked.options
         request.pins = message.cache == "pin"
         session.pins |= request.pins

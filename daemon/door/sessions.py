@@ -13,7 +13,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import Slot
 from hearth.runtime.request import RequestOptions
-from hearth_client.protocol import Answer, Delta, Detokenized, Tokens
+from hearth_client.protocol import Answer, Delta, Detokenized, Ended, Tokens
 
 # What they take in memory, by which readers that are behind are bounded.
 _ANSWER_BYTES = 320
@@ -44,14 +44,16 @@ class Outbox:
         self._answers.append((answer, request))
         self.bytes += _bytes_of(answer)
         if request is not None and isinstance(answer, Delta):
-            request.unsent = answer
+            request.unsent[answer.choice] = answer
 
     def merge(self, request: "OpenRequest", more: Delta) -> bool:
-        """Grow the delta of a request that waits here; False when none does."""
-        delta = request.unsent
+        """Grow the delta of the same reply that waits here; False when none does."""
+        delta = request.unsent.get(more.choice)
         if delta is None:
             return False
         delta.text += more.text
+        delta.reasoning += more.reasoning
+        delta.tool_calls = [*delta.tool_calls, *more.tool_calls]
         delta.tokens.extend(more.tokens)
         delta.logprobs.extend(more.logprobs)
         delta.ended = more.ended
@@ -67,13 +69,12 @@ class Outbox:
         answer, request = self._answers.popleft()
         self.blocked_since = now
         self.bytes -= _bytes_of(answer)
-        if request is not None:
-            request.unsent = None
+        if request is not None and isinstance(answer, Delta):
+            del request.unsent[answer.choice]
 
     def withdraw(self, request: "OpenRequest") -> None:
-        """Drop the delta of a request that has failed."""
-        delta, request.unsent = request.unsent, None
-        if delta is not None:
+        """Drop the deltas of a request that has failed."""
+        for delta in request.unsent.values():
             self._answers = deque(one for one in self._answers if one[0] is not delta)
             self.bytes -= _bytes_of(delta)
 
@@ -87,7 +88,9 @@ def _bytes_in(answer: Answer) -> int:
     if isinstance(answer, Delta):
         numbers = sum(1 + len(token.top) for token in answer.logprobs)
         ids = _TOKEN_BYTES * len(answer.tokens)
-        return len(answer.text.encode()) + ids + _LOGPROB_BYTES * numbers
+        calls = sum(_ANSWER_BYTES + len(piece.arguments.encode()) for piece in answer.tool_calls)
+        text = len(answer.text.encode()) + len(answer.reasoning.encode())
+        return text + calls + ids + _LOGPROB_BYTES * numbers
     if isinstance(answer, Tokens):
         return _TOKEN_BYTES * len(answer.tokens)
     return len(answer.text.encode()) if isinstance(answer, Detokenized) else 0
@@ -102,8 +105,9 @@ class OpenRequest:
 
     The bytes of its pictures are in `slots`, once they are no more in `filling`, with the message
     to send then; `images` are the fields of its images and videos. Text that came before the
-    scheduler's words is in `early`, each with the step it is of. The delta `unsent` is in the
-    outbox, and grows until the client takes it.
+    scheduler's words is in `early`, each with the step it is of. The deltas `unsent`, by reply, are
+    in the outbox, and grow until the client takes them. `replies` are the numbers of its replies,
+    `rid` first; `ended` has the ends of those that ended.
     """
 
     rid: int
@@ -135,10 +139,13 @@ class OpenRequest:
     options: RequestOptions | None = None
     slots: Sequence[Slot] = ()
     filling: tuple[Filling, Request | Convert] | None = None
-    unsent: Delta | None = None
+    unsent: dict[int, Delta] = field(default_factory=dict)
     images: Sequence[str] = ()
     images_s: float = 0.0
     embedded: Embedded | None = None
+    replies: list[int] = field(default_factory=list)
+    reply_tokens: Counter[int] = field(default_factory=Counter)
+    ended: dict[int, Ended] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +157,8 @@ class Session:
     `uid:N` on the local socket, `key:PUBLICKEY` on TCP. `status_only` ones may ask for
     nothing but `status`: one of them has a place beyond the limit. `key` is what its connection has
     shown on TCP, '' on the local socket. `tokens` are those of its replies that have ended.
-    `expires` is by the door's running clock, as all times of leases are. `generations` counts those
+    `features` are what its client reads beyond the first version, by name. `expires` is by the
+    door's running clock, as all times of leases are. `generations` counts the replies of those
     among the open ones. One that `pins` has asked the prefix cache to keep something, `pinned`
     tokens of prompts that have run.
     """
@@ -170,6 +178,7 @@ class Session:
     peer: str = ""
     pins: bool = False
     pinned: int = 0
+    features: frozenset[str] = frozenset()
 
     @property
     def is_idle(self) -> bool:
@@ -193,6 +202,7 @@ class Sessions:
         self._settings = settings
         self._by_connection: dict[int, Session] = {}
         self._by_rid: dict[int, OpenRequest] = {}
+        self._by_sibling: dict[int, OpenRequest] = {}
         self.generations = 0
         self._numbers = count(1)
         self._rids = count(1)
@@ -288,7 +298,14 @@ class Sessions:
         session.expires = now + session.lease_s
 
     def admit(
-        self, session: Session, request_id: str, kind: Kind, now: float, deadline: float | None
+        self,
+        session: Session,
+        request_id: str,
+        kind: Kind,
+        now: float,
+        deadline: float | None,
+        *,
+        replies: int = 1,
     ) -> OpenRequest:
         """Enter a request in the table; raises `duplicate_id` or `too_many_requests`."""
         if request_id in session.open:
@@ -303,19 +320,23 @@ class Sessions:
                 "too_many_requests",
                 f"{limit} requests of this client are open, its limit: wait for one to end",
             )
-        request = OpenRequest(next(self._rids), request_id, kind, session, now, deadline)
+        rids = [next(self._rids) for _ in range(replies)]
+        request = OpenRequest(rids[0], request_id, kind, session, now, deadline, replies=rids)
+        self._by_sibling.update(dict.fromkeys(rids[1:], request))
         self._by_rid[request.rid] = session.open[request_id] = request
         self._count(request, 1)
         return request
 
     def find(self, rid: int) -> OpenRequest | None:
-        """The open request of that number."""
-        return self._by_rid.get(rid)
+        """The open request of that number, or with a reply of that number."""
+        return self._by_rid.get(rid) or self._by_sibling.get(rid)
 
     def close(self, request: OpenRequest) -> bool:
         """Take a request out; True for the one caller that owes the terminal answer."""
         if self._by_rid.pop(request.rid, None) is None:
             return False
+        for sibling in request.replies[1:]:
+            del self._by_sibling[sibling]
         del request.session.open[request.id]
         self._count(request, -1)
         if request.slots and self._release is not None:
@@ -344,5 +365,5 @@ class Sessions:
 
     def _count(self, request: OpenRequest, change: int) -> None:
         if request.kind == "generate":
-            self.generations += change
-            request.session.generations += change
+            self.generations += change * len(request.replies)
+            request.session.generations += change * len(request.replies)

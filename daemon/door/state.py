@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections import Counter
+from typing import Any
 
 import anyio
 import msgspec
@@ -16,14 +17,18 @@ from hearth.daemon.door.pictures import Pictures
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.grammar import available
 from hearth.runtime.packages import VERSION
+from hearth.runtime.text.reply_format import ReplyFormat
 from hearth_client.running_clock import RunningClock
 
 
 class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts of the service for clients, with the number of concurrent generations (`places`).
 
-    Lengths are in tokens. Requests may ask for one of `adapters`.
+    Lengths are in tokens. Requests may ask for one of `adapters`. `features` are those that not
+    every service has, `tool_format` the form in which the model calls tools. `sampling` are the
+    options that the model was published with.
     """
 
     server: str
@@ -33,6 +38,9 @@ class DoorFacts(msgspec.Struct, frozen=True, kw_only=True):
     places: int = 0
     engine: dict[str, str | int | float] = {}
     adapters: list[str] = []
+    features: list[str] = []
+    tool_format: str = ""
+    sampling: dict[str, float] = {}
 
 
 def within(config: LLMEngineRunnerConfig, limits: ExecutorLimits) -> LLMEngineRunnerConfig:
@@ -60,7 +68,17 @@ def door_facts(
         total_tokens=config.max_kv_cache_capacity,
         places=config.max_supported_batch_size,
         engine=engine,
+        sampling=config.sampling,
     )
+
+
+def reply_facts(form: ReplyFormat | None) -> dict[str, Any]:
+    """Facts of `DoorFacts` by name, of a model whose replies have this form; None is not known."""
+    told = ["response_format"] if available() else []
+    if form is None or form.name == "none":
+        return {"features": told}
+    tool_format = "hearth" if form.source == "own" else form.name
+    return {"features": [*told, "reasoning", "template", "tools"], "tool_format": tool_format}
 
 
 _EPOCH_BYTES = 8

@@ -35,7 +35,12 @@ from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.onnx_files import base_graph, write_weights
 from hearth.runtime.export.options import ExportOptions, TargetType, check_options
 from hearth.runtime.export.tensorrt.plan import settle_options
-from hearth.runtime.export.text_files import check_tokenizer, copy_text_files, read_template_tokens
+from hearth.runtime.export.text_files import (
+    check_tokenizer,
+    copy_text_files,
+    read_sampling,
+    read_template_tokens,
+)
 from hearth.runtime.export.vision.write import write_vision
 from hearth.runtime.export.weights import Weights
 from hearth.runtime.export.writer import Progress, ProgressCounter
@@ -74,8 +79,8 @@ def export_model(
     )
     with fresh_folder(target) as folder:
         copy_text_files(source, folder, model)
-        tokens = read_template_tokens(source, model)
-        config = msgspec.structs.replace(config, template_tokens=tokens)
+        tokens, sampling = read_template_tokens(source, model), read_sampling(source)
+        config = msgspec.structs.replace(config, template_tokens=tokens, sampling=sampling)
         write_vision(source, folder, options, progress)
         write_rope(folder, model, config.max_kv_cache_capacity)
         if config.external_weight_files:

@@ -16,8 +16,11 @@ from hearth.runtime.engine_folder import (
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.json_file import read_json
 from hearth.runtime.export.model_config import ModelConfig
+from hearth.runtime.request import RequestOptions, check_options
 
 # Both hold a template under the same name; a processor's comes first, as it has the images.
+_GENERATION_FILE = "generation_config.json"
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _SETTINGS_FILES = ("chat_template.json", "tokenizer_config.json")
 
 
@@ -44,6 +47,27 @@ def copy_text_files(source: Path, target: Path, model: ModelConfig) -> None:
 
 
 _NAMES = frozenset(f"{one}_token" for one in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"])
+
+
+def read_sampling(source: Path) -> dict[str, float]:
+    """Options of sampling in generation_config.json, those that vLLM takes from there.
+
+    Raises `model_invalid` naming a value that is out of its range.
+    """
+    path = source / _GENERATION_FILE
+    fields = read_json(path) if path.exists() else {}
+    found = {name: fields[name] for name in _SAMPLING if fields.get(name) is not None}
+    for name, value in found.items():
+        _check_sampling(name, value)
+    return found
+
+
+def _check_sampling(name: str, value: Any) -> None:
+    try:
+        check_options(msgspec.convert({name: value}, RequestOptions))
+    except (msgspec.ValidationError, HearthError) as error:
+        text = f"{name} of {_GENERATION_FILE} is no such option: {error}"
+        raise HearthError("model_invalid", text, name) from error
 
 
 def read_template_tokens(source: Path, model: ModelConfig) -> dict[str, str]:

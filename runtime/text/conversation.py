@@ -16,6 +16,10 @@ MAX_TOOL_CHARACTERS = 1 << 18
 """Characters in all names, descriptions and schemas of the tools of a request."""
 MAX_DEPTH = 64
 """Lists and maps inside one another, in a schema or in arguments."""
+MAX_VALUES = 1 << 15
+"""Values in all schemas of tools and arguments of calls, the keys among them."""
+_CALL_VALUES = 16
+"""Values that a call counts for, beside its arguments."""
 OWN_VARIABLES = frozenset(
     {
         "add_generation_prompt",
@@ -118,6 +122,60 @@ def has_tools(conversation: Conversation) -> bool:
     )
 
 
+class JsonValues:
+    """Checks JSON values of one request, which have `MAX_VALUES` values at most in all.
+
+    None is deeper than `MAX_DEPTH`; keys are text, numbers are finite, and text is valid Unicode.
+    """
+
+    def __init__(self) -> None:
+        self._left = MAX_VALUES
+
+    def check(self, value: Any, field: str) -> int:
+        """Count the characters of a value, about; raises `invalid_value` where it is none."""
+        size, level = 0, [[value]]
+        for _ in range(MAX_DEPTH + 1):
+            size += sum(self._size(items, field) for items in level)
+            level = [
+                [*one, *one.values()] if type(one) is dict else one
+                for items in level
+                for one in items
+                if type(one) in _NESTED
+            ]
+            if not level:
+                return size
+        text = f"lists and objects lie at most {MAX_DEPTH} deep"
+        raise HearthError("invalid_value", text, field)
+
+    def take(self, count: int, field: str) -> None:
+        """Count values; raises `invalid_value` where there are too many."""
+        self._left -= count
+        if self._left < 0:
+            text = f"this request has more than {MAX_VALUES} values in tools and calls"
+            raise HearthError("invalid_value", text, field)
+
+    def _size(self, items: list[Any], field: str) -> int:
+        """Check the values of one list, without what they contain."""
+        self.take(len(items), field)
+        kinds = {*map(type, items)}
+        if not kinds <= _JSON:
+            raise HearthError("invalid_value", "this is no value of JSON", field)
+        if float in kinds and not all(math.isfinite(one) for one in items if type(one) is float):
+            raise HearthError("invalid_value", "a number is not finite", field)
+        if dict in kinds:
+            keys = {type(key) for one in items if type(one) is dict for key in one}
+            if not keys <= {str}:
+                raise HearthError("invalid_value", "keys of objects are text", field)
+        size = 6 * len(items)
+        if str in kinds:
+            size += len(check_text("".join(one for one in items if type(one) is str), field))
+        return size
+
+
+_NESTED = frozenset({dict, list})
+_JSON = frozenset({dict, list, str, int, float, bool, type(None)})
+
+
 def check_conversation(conversation: Conversation) -> None:
     """Raise `invalid_value`, with the field, where a conversation contradicts itself.
 
@@ -125,6 +183,9 @@ def check_conversation(conversation: Conversation) -> None:
     together, that a chosen tool is there, and that variables are not Hearth's own.
     """
     calls: dict[str, bool] = {}
+    values = JsonValues()
+    # All at once, as each takes a moment.
+    values.take(_CALL_VALUES * sum(len(turn.tool_calls) for turn in conversation.turns), "messages")
     for index, turn in enumerate(conversation.turns):
         field = f"messages[{index}]"
         _check_turn(turn, field)
@@ -133,14 +194,14 @@ def check_conversation(conversation: Conversation) -> None:
         elif turn.role == "assistant":
             calls = {}
             for number, call in enumerate(turn.tool_calls):
-                _check_call(call, calls, f"{field}.tool_calls[{number}]")
+                _check_call(call, calls, f"{field}.tool_calls[{number}]", values)
                 calls[call.id] = False
-    _check_tools(conversation)
+    _check_tools(conversation, values)
     for name, value in conversation.variables.items():
-        field = f"variables.{name if name.isascii() and name.isprintable() else '?'}"
+        field = f"template.{name if name.isascii() and name.isprintable() else '?'}"
         if not _VARIABLE.fullmatch(name) or name in OWN_VARIABLES or name.endswith("_token"):
             raise HearthError("invalid_value", "this name is not free for a variable", field)
-        check_json(value, field)
+        values.check(value, field)
     budget = conversation.reasoning_budget
     if budget is not None and budget < 0:
         raise HearthError("invalid_value", "a budget is no less than 0", "reasoning_budget")
@@ -168,7 +229,7 @@ def _check_turn(turn: Turn, field: str) -> None:
         raise HearthError("invalid_value", text, f"{field}.tool_calls")
 
 
-def _check_call(call: ToolCall, earlier: Collection[str], field: str) -> None:
+def _check_call(call: ToolCall, earlier: Collection[str], field: str, values: JsonValues) -> None:
     check_text(call.id, f"{field}.id")
     if not 0 < len(call.id) <= _LONGEST_ID or call.id in earlier:
         text = f"an id has 1 to {_LONGEST_ID} characters and is of one call of its turn"
@@ -176,7 +237,7 @@ def _check_call(call: ToolCall, earlier: Collection[str], field: str) -> None:
     _check_name(call.name, f"{field}.name")
     if not isinstance(call.arguments, dict):
         raise HearthError("invalid_value", "arguments are an object", f"{field}.arguments")
-    check_json(call.arguments, f"{field}.arguments")
+    values.check(call.arguments, f"{field}.arguments")
 
 
 def _answer(calls: dict[str, bool], call_id: str, field: str) -> None:
@@ -188,7 +249,7 @@ def _answer(calls: dict[str, bool], call_id: str, field: str) -> None:
     calls[call_id] = True
 
 
-def _check_tools(conversation: Conversation) -> None:
+def _check_tools(conversation: Conversation, values: JsonValues) -> None:
     tools = conversation.tools
     if len(tools) > MAX_TOOLS:
         raise HearthError("invalid_value", f"a request has at most {MAX_TOOLS} tools", "tools")
@@ -202,7 +263,7 @@ def _check_tools(conversation: Conversation) -> None:
         names.add(tool.name)
         check_text(tool.description, f"{field}.description")
         size += len(tool.name) + len(tool.description)
-        size += check_json(tool.parameters, f"{field}.parameters")
+        size += values.check(tool.parameters, f"{field}.parameters")
         if size > MAX_TOOL_CHARACTERS:
             text = f"tools have at most {MAX_TOOL_CHARACTERS} characters in all"
             raise HearthError("invalid_value", text, "tools")
@@ -228,35 +289,3 @@ def check_text(text: str, field: str) -> str:
             "invalid_value", "text must be valid Unicode, without lone surrogates", field
         ) from error
     return text
-
-
-def check_json(value: Any, field: str) -> int:
-    """Count the characters of a JSON value, about; raises `invalid_value` where it is none.
-
-    No deeper than `MAX_DEPTH`, keys are text, numbers are finite, and text is valid Unicode.
-    """
-    size = 0
-    waiting = [(value, 0)]
-    while waiting:
-        one, depth = waiting.pop()
-        if isinstance(one, dict | list):
-            if depth == MAX_DEPTH:
-                text = f"lists and objects lie at most {MAX_DEPTH} deep"
-                raise HearthError("invalid_value", text, field)
-            waiting += [(item, depth + 1) for item in one]
-            if isinstance(one, dict):
-                if not all(isinstance(key, str) for key in one):
-                    raise HearthError("invalid_value", "keys of objects are text", field)
-                waiting += [(item, depth + 1) for item in one.values()]
-            size += 2
-        elif isinstance(one, str):
-            size += len(check_text(one, field)) + 3
-        elif (
-            one is None
-            or isinstance(one, bool | int)
-            or (isinstance(one, float) and math.isfinite(one))
-        ):
-            size += 6
-        else:
-            raise HearthError("invalid_value", "this is no value of JSON", field)
-    return size

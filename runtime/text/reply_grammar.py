@@ -82,6 +82,16 @@ def reply_grammar(
     return writer.written(writer.after_reasoning(body, budget, in_reasoning=in_reasoning))
 
 
+def answer_grammar(response_format: ResponseFormat) -> str:
+    """The grammar of an answer alone, as that to a raw prompt is."""
+    if response_format.kind == "lark":
+        return response_format.grammar
+    if response_format.kind == "regex":
+        return f"start: {regex_term(response_format.grammar)}"
+    schema = _OBJECT if response_format.kind == "json_object" else response_format.schema
+    return f"start: {json_term(True if schema is None else schema)}"
+
+
 def _is_forced(conversation: Conversation) -> bool:
     return conversation.tool_choice not in {"none", "auto"}
 

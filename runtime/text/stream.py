@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable, Sequence
 
 from hearth.runtime.errors import HearthError
@@ -72,6 +73,44 @@ def _settled(text: str, *, overdue: bool) -> str:
     # A byte token can turn its whole run of bytes into U+FFFD and the next one turn it back, so
     # all of them wait, but not for ever.
     return text[:-_MOST_HELD] if overdue and len(text) > len(complete) + _MOST_HELD else complete
+
+
+class TokenBytes:
+    """Bytes of single tokens, which need not be whole characters."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # A token at the beginning may lose its blank.
+        self._before = tokenizer.encode("a")[-1:]
+        self._skipped = len(tokenizer.decode(self._before))
+
+    def of(self, token_id: int) -> bytes:
+        """The bytes of a token; those of its spelling where it does not show in text."""
+        spelling = self._tokenizer.spelling(token_id)
+        if not self._tokenizer.has_text(token_id):
+            return spelling.encode()
+        text = self._tokenizer.decode([*self._before, token_id])[self._skipped :]
+        if _REPLACEMENT not in text:
+            return text.encode()
+        if match := _BYTE.fullmatch(spelling):
+            return bytes([int(match[1], 16)])
+        known = all(character in _BYTE_LEVEL for character in spelling)
+        return bytes(map(_BYTE_LEVEL.__getitem__, spelling)) if known else text.encode()
+
+
+def _byte_level() -> dict[str, int]:
+    """Bytes by the characters that stand for them in byte-level vocabularies, as those of GPT-2.
+
+    Printable ones of Latin-1 stand for themselves, the others for the characters from U+0100 on.
+    """
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(0x100) if byte not in shown]
+    moved = {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in shown} | moved
+
+
+_BYTE_LEVEL = _byte_level()
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class StopMatcher:

@@ -527,6 +527,10 @@ class Tokenizer:
             return self._library.decode(known, skip_special_tokens=False)
         return self._library.decode_batch([known], skip_special_tokens=False)[0]
 
+    def spelling(self, token_id: int) -> str:
+        """The tokenizer's own name of a token; "" of an id that it does not know."""
+        return self._library.id_to_token(token_id) or ""
+
     def special_in(self, text: str) -> dict[int, str]:
         """The special tokens, ids and spellings, that occur in `text`."""
         return self._special.found_in(text)

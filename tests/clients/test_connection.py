@@ -53,6 +53,20 @@ def welcome(epoch: str = "one") -> bytes:
     return encode(Welcome(proto=1, server="x", limits=LIMITS, epoch=epoch))
 
 
+def test_features_are_left_out_for_a_server_that_does_not_know_them() -> None:
+    connection = Connection("test", None, 9.0, features=["reasoning"])
+    assert b"features" in connection.hello()
+    refusal = Error(code="unsupported_option", message="it is no field here", field="features")
+    connection.receive(encode(refusal), 0.0)
+    again = connection.hello_again()
+    assert again is not None
+    assert b"features" not in again
+    assert connection.failure is None
+    assert connection.hello_again() is None
+    connection.receive(encode(refusal), 0.0)
+    assert isinstance(connection.failure, UnsupportedOption)
+
+
 def opened(silence_s: float = 90.0) -> Connection:
     connection = Connection("test", None, silence_s)
     connection.hello()

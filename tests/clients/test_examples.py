@@ -33,6 +33,22 @@ def test_the_client_of_the_readme(
     assert "0 1 2 3 " in capsys.readouterr().out
 
 
+def test_the_loop_with_tools_of_the_readme(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capture_logs(), running_door(step_s=0.0) as door:
+        monkeypatch.setenv("HEARTH_SOCKET", str(door.path))
+        exec(compile(program("python/README.md", 1), "README", "exec"), {})  # noqa: S102 - our own page
+        first, second = door.actors.prepared
+    assert first.chat is not None
+    assert second.chat is not None
+    assert [turn.role for turn in second.chat.turns] == ["user", "assistant", "tool"]
+    assert second.chat.turns[1].reasoning == "hm"
+    assert second.chat.turns[2].name == "set_lamp"
+    assert second.chat.tools == first.chat.tools
+    assert capsys.readouterr().out.startswith("0 1 2 3 ")
+
+
 def test_the_client_in_thirty_lines_outlives_its_lease(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +113,7 @@ def test_the_samples_are_typed(
             r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
         )
         samples += [GIVEN * ("camera_array" in one) + one for one in found]
-    assert len(samples) == 5
+    assert len(samples) == 6
     files = [tmp_path / f"sample_{index}.py" for index in range(len(samples))]
     for file, sample in zip(files, samples, strict=True):
         file.write_text(sample)

@@ -19,7 +19,7 @@ from hearth_client.errors import (
     UnsupportedOption,
     error_for,
 )
-from hearth_client.options import GenerateOptions, as_messages, generate_request
+from hearth_client.options import ChatOptions, GenerateOptions, as_messages, generate_request
 from hearth_client.protocol import ClientMessage, Error, Generate, Message, ServerMessage
 from tests.clients.vectors import CLIENTS, load
 
@@ -75,7 +75,7 @@ def default_text(field: inspect.Field) -> str:
     if field.required:
         return "required"
     if field.default_factory is not msgspec.NODEFAULT:
-        return "`[]`"
+        return f"`{field.default_factory()}`"
     if field.default is None:
         return "nil"
     return f"`{msgspec.json.encode(field.default).decode()}`"
@@ -173,7 +173,7 @@ def test_prompt_and_messages_exclude_each_other(
 
 
 def test_each_option_is_explained() -> None:
-    text = GenerateOptions.__doc__ or ""
+    text = f"{GenerateOptions.__doc__} {ChatOptions.__doc__}"
     assert [name for name in GenerateOptions.__annotations__ if name not in text] == []
 
 

@@ -102,6 +102,7 @@ class World:
             to_scheduler_control=cast("Sender[Any]", self.to_control),
             to_door=cast("Sender[Any]", self.to_door),
             tokenizer=tokenizer,
+            ends=(),
         )
         state = DoorState(DoorFacts(server="x", places=3), DoorSettings(), PolicySettings())
         state.service_state = ServiceState("ready")

@@ -28,6 +28,7 @@ from hearth.actors.scheduler.encoder_scheduler import ImageArenas
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
 from hearth.daemon.door.pictures import Pictures, VisualPart
+from hearth.runtime.text.conversation import Conversation
 from hearth_client import protocol
 from tests.actors.scheduler.simulation import LIMITS, ready
 from tests.actors.tokenizer.vision_inputs import IMAGE, VisionInputs, turn
@@ -84,8 +85,9 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     with no_copy():
         # The one copy: into memory that was there before.
         visuals = taken(Pictures(inputs.arena), [("messages[0].content[0]", part)], frame)
-        asked = Request(1, turns=[turn(IMAGE)], visuals=visuals)
-        prompt = inputs.encode(asked.turns or [], visuals)
+        chat = Conversation([turn(IMAGE)])
+        asked = Request(1, chat=chat, visuals=visuals)
+        prompt = inputs.images.encode(chat, visuals)
         works = inputs.images.works(prompt, visuals)
         policy.submit(Request(1, token_ids=prompt.ids, images=works), 0.0)
         (work,) = [one for one in policy.tick(0.0) if isinstance(one, Encode)]

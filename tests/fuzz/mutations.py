@@ -1,6 +1,6 @@
 """Messages that are nearly right: seeded mutations of valid ones, made from their types alone."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -36,18 +36,30 @@ def mutations(
     values = Values(random, given)
     before = b"\x90"
     for _ in range(count):
-        whole = values.of(info)
-        chance = random.random()
-        if chance > _AS_MADE:
-            in_values = chance < _AS_MADE + _IN_VALUES
-            for _ in range(random.choice((1, 1, 1, 2, 4)) if in_values else 0):
-                whole = _changed(whole, random, encode is msgspec.msgpack.encode)
-        data = encode(whole)
-        if chance > _AS_MADE + _IN_VALUES:
-            for _ in range(random.choice((1, 1, 2, 8))):
-                data = _damaged(data, before, random)
-        before = data
-        yield data
+        before = _mutation(values.of(info), random, encode, before)
+        yield before
+
+
+def mutated(wholes: Sequence[Any], seed: str, count: int, encode: Encode) -> Iterator[bytes]:
+    """So many mutations of these messages, one in seven as it is, likewise."""
+    random = Random(seed)
+    before = b"\x90"
+    for _ in range(count):
+        before = _mutation(random.choice(wholes), random, encode, before)
+        yield before
+
+
+def _mutation(whole: Any, random: Random, encode: Encode, before: bytes) -> bytes:
+    chance = random.random()
+    if chance > _AS_MADE:
+        in_values = chance < _AS_MADE + _IN_VALUES
+        for _ in range(random.choice((1, 1, 1, 2, 4)) if in_values else 0):
+            whole = _changed(whole, random, encode is msgspec.msgpack.encode)
+    data = encode(whole)
+    if chance > _AS_MADE + _IN_VALUES:
+        for _ in range(random.choice((1, 1, 2, 8))):
+            data = _damaged(data, before, random)
+    return data
 
 
 def _changed(whole: Any, random: Random, binary: bool) -> Any:  # noqa: FBT001 - of one caller
@@ -112,6 +124,7 @@ _EDGE = 0.1
 _OPTIONAL = 0.2
 _ITEMS = 3
 _LARGEST = 9
+_DEPTH = 3
 
 
 class Values:
@@ -134,6 +147,7 @@ class Values:
             inspect.TupleType: lambda kind: [self.of(one) for one in kind.item_types],
             inspect.DictType: self._dict,
             inspect.NoneType: lambda _: None,
+            inspect.AnyType: lambda _: self._tree(_DEPTH),
         }
 
     def of(self, kind: inspect.Type) -> Any:
@@ -165,6 +179,14 @@ class Values:
     def _dict(self, kind: inspect.DictType) -> dict[Any, Any]:
         pairs = range(self._random.randint(0, _ITEMS))
         return {self.of(kind.key_type): self.of(kind.value_type) for _ in pairs}
+
+    def _tree(self, depth: int) -> Any:
+        """A value of JSON, a few levels deep."""
+        if depth == 0 or self._random.random() < 0.5:
+            return self._random.choice((*TEXTS, None, True, -1, 0.5, 1 << 63))
+        parts = [self._tree(depth - 1) for _ in range(self._random.randint(0, _ITEMS))]
+        named = self._random.random() < 0.5
+        return dict(zip(TEXTS, parts, strict=False)) if named else parts
 
     def _struct(self, kind: inspect.StructType) -> Any:
         values: dict[str, Any] = {} if kind.tag_field is None else {kind.tag_field: kind.tag}

@@ -11,12 +11,19 @@ import msgspec
 from hearth.actors import messages as m
 from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.runtime.request import RowToken
+from hearth.runtime.text.conversation import Conversation
 from tests.actors.tokenizer.vision_inputs import IMAGE, VisionInputs, turn
 from tests.fuzz.doors import all_mutations
 from tests.fuzz.mail import Inbox, Outbox
 
 ENCODE = msgspec.msgpack.encode
-GIVEN = {"rid": [1, 2, 3, 4], "incarnation": [0, 1, 2], "rids": [[1], [1, 2]], "stop": [[], ["a"]]}
+GIVEN = {
+    "rid": [1, 2, 3, 4],
+    "incarnation": [0, 1, 2],
+    "rids": [[1], [1, 2]],
+    "stop": [[], ["a"]],
+    "siblings": [[], [3]],
+}
 KEPT_OPEN = 8
 
 
@@ -36,6 +43,7 @@ class House:
             to_scheduler_control=self.control,
             to_door=self.door,
             tokenizer=inputs.tokenizer,
+            ends=(),
             images=inputs.images,
         )
         self._known = msgspec.msgpack.Decoder(m.TokenizerMessage)
@@ -78,7 +86,7 @@ class House:
         heard = await self.tell(ENCODE(step))
         (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
         assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")
-        asked = m.Request(78, turns=[turn(IMAGE)], visuals=[self.picture])
+        asked = m.Request(78, chat=Conversation([turn(IMAGE)]), visuals=[self.picture])
         (submit,) = await self.tell(ENCODE(asked))
         assert isinstance(submit, m.Request)
         assert len(submit.images) == 1

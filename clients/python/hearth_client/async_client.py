@@ -8,20 +8,27 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hearth_client.async_session import AsyncSession
-from hearth_client.connection import Connection, ReplyT, reply_of
+from hearth_client.connection import FEATURES, Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.keys import resolve_with_keys
-from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
+from hearth_client.options import (
+    ChatOptions,
+    GenerateOptions,
+    Turns,
+    as_messages,
+    generate_request,
+    tokenize_request,
+)
 from hearth_client.pictures import Frame
 from hearth_client.protocol import (
     Delta,
     Detokenize,
     Detokenized,
     Done,
+    Message,
     Request,
     Status,
     StatusReport,
-    Tokenize,
     Tokens,
     Welcome,
 )
@@ -66,7 +73,12 @@ class AsyncGeneration(Collected[AsyncSession]):
         """Wait for the end; returns the whole text, with what was iterated before."""
         async for _ in self:
             pass
-        return "".join(self._parts)
+        return self._replies[0].text
+
+    async def message(self) -> Message:
+        """Wait for the end; returns the turn, to go on with in a conversation."""
+        await self.text()
+        return self._replies[0].message()
 
     async def result(self) -> Done:
         """Wait for the end; returns the reason and the usage, as `done` has them then."""
@@ -101,11 +113,14 @@ class AsyncClient:
         lease_s: float | None = None,
         name: str = "hearth-client-python",
         status_only: bool = False,
+        features: Sequence[str] = FEATURES,
         client_key: str | os.PathLike[str] | None = None,
         server_key: str | None = None,
     ) -> None:
         self.address, keys = resolve_with_keys(address, client_key, server_key)
-        connection = Connection(name, lease_s, silence_s, status_only=status_only)
+        connection = Connection(
+            name, lease_s, silence_s, status_only=status_only, features=features
+        )
         self._session = AsyncSession(self.address, keys, connection, timeout, silence_s)
 
     async def connect(self) -> Welcome:
@@ -135,11 +150,15 @@ class AsyncClient:
         generation.cancel()
 
     async def tokenize(
-        self, text: str | None = None, *, messages: Turns | None = None
+        self,
+        text: str | None = None,
+        *,
+        messages: Turns | None = None,
+        **options: Unpack[ChatOptions],
     ) -> list[int]:
         """Token ids of `text`, or of `messages` with the chat template applied."""
         turns, frames = as_messages(messages)
-        reply = await self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens, frames)
+        reply = await self._ask(lambda i: tokenize_request(i, text, turns, options), Tokens, frames)
         return reply.tokens
 
     async def detokenize(self, tokens: Sequence[int]) -> str:

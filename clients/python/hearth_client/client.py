@@ -7,20 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hearth_client.blocking_session import BlockingSession
-from hearth_client.connection import Connection, ReplyT, reply_of
+from hearth_client.connection import FEATURES, Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.keys import resolve_with_keys
-from hearth_client.options import GenerateOptions, Turns, as_messages, generate_request
+from hearth_client.options import (
+    ChatOptions,
+    GenerateOptions,
+    Turns,
+    as_messages,
+    generate_request,
+    tokenize_request,
+)
 from hearth_client.pictures import Frame
 from hearth_client.protocol import (
     Delta,
     Detokenize,
     Detokenized,
     Done,
+    Message,
     Request,
     Status,
     StatusReport,
-    Tokenize,
     Tokens,
     Welcome,
 )
@@ -53,7 +60,12 @@ class Generation(Collected[BlockingSession]):
         """Wait for the end; returns the whole text, with what was iterated before."""
         for _ in self:
             pass
-        return "".join(self._parts)
+        return self._replies[0].text
+
+    def message(self) -> Message:
+        """Wait for the end; returns the turn, to go on with in a conversation."""
+        self.text()
+        return self._replies[0].message()
 
     def result(self) -> Done:
         """Wait for the end; returns the reason and the usage, as `done` has them then."""
@@ -82,7 +94,9 @@ class Client:
     The daemon ends the requests of a client that it has not heard of for a lease; a waiting client
     renews it, and one whose caller pauses between two calls for longer must ask for more by
     `lease_s`. A lost session is opened anew by the next request. One that is `status_only` can do
-    nothing else, and has a place where no other client finds one.
+    nothing else, and has a place where no other client finds one. `features` are what it reads of
+    answers: without "reasoning" and "tool_calls" these stay in the text; "generation_defaults" are
+    the model's own options of sampling.
 
     An address `tcp://127.0.0.1:PORT` needs `client_key`, the file that `hearth keys add` wrote
     (or a secret key itself, with the daemon's public one as `server_key`); else `$HEARTH_KEY` and
@@ -101,11 +115,14 @@ class Client:
         lease_s: float | None = None,
         name: str = "hearth-client-python",
         status_only: bool = False,
+        features: Sequence[str] = FEATURES,
         client_key: str | os.PathLike[str] | None = None,
         server_key: str | None = None,
     ) -> None:
         self.address, keys = resolve_with_keys(address, client_key, server_key)
-        connection = Connection(name, lease_s, silence_s, status_only=status_only)
+        connection = Connection(
+            name, lease_s, silence_s, status_only=status_only, features=features
+        )
         self._session = BlockingSession(self.address, keys, connection, timeout, silence_s)
 
     def connect(self) -> Welcome:
@@ -134,10 +151,16 @@ class Client:
         """End a generation; does nothing when it has ended."""
         generation.cancel()
 
-    def tokenize(self, text: str | None = None, *, messages: Turns | None = None) -> list[int]:
+    def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Turns | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[int]:
         """Token ids of `text`, or of `messages` with the chat template applied."""
         turns, frames = as_messages(messages)
-        reply = self._ask(lambda i: Tokenize(id=i, text=text, messages=turns), Tokens, frames)
+        reply = self._ask(lambda i: tokenize_request(i, text, turns, options), Tokens, frames)
         return reply.tokens
 
     def detokenize(self, tokens: Sequence[int]) -> str:

@@ -39,6 +39,8 @@ from hearth_client.protocol import (
 
 Reply = Tokens | Detokenized | StatusReport
 ReplyT = TypeVar("ReplyT", Tokens, Detokenized, StatusReport)
+FEATURES = ("reasoning", "tool_calls", "end_details")
+"""Features of the protocol that a client has unless it is told others."""
 RENEWALS = 3
 """Renewals in the time of a lease: two of them may be late."""
 
@@ -92,14 +94,25 @@ class Connection:
     """
 
     def __init__(
-        self, client: str, lease_s: float | None, silence_s: float, *, status_only: bool = False
+        self,
+        client: str,
+        lease_s: float | None,
+        silence_s: float,
+        *,
+        status_only: bool = False,
+        features: Sequence[str] = (),
     ) -> None:
         self.welcome: Welcome | None = None
         self.failure: HearthClientError | None = None
         self.renew_at = float("inf")
         self._hello = Hello(
-            proto=[PROTOCOL], client=client, lease_s=lease_s, status_only=status_only
+            proto=[PROTOCOL],
+            client=client,
+            lease_s=lease_s,
+            status_only=status_only,
+            features=list(features),
         )
+        self._says_less = False
         self._silence_s = silence_s
         self._open: dict[str, Exchange] = {}
         self._numbers = count(1)
@@ -115,6 +128,11 @@ class Connection:
         """The first message of a session; `welcome` or `failure` is set by its answer."""
         self.welcome = self.failure = None
         return self._encoder.encode(self._hello)
+
+    def hello_again(self) -> bytes | None:
+        """The first message without features, once, for a server of 0.1.0 has refused them."""
+        again, self._says_less = self._says_less, False
+        return self.hello() if again else None
 
     def request(
         self, build: Callable[[str], Request], now: float, frames: Sequence[Frame] = ()
@@ -165,9 +183,16 @@ class Connection:
             self._session(message, now)
             return None
         if isinstance(message, Error) and not message.id:
-            self.lose(error_for(message))
+            self._fault(message)
             return None
         return self._other(message)
+
+    def _fault(self, message: Error) -> None:
+        refused = (message.code, message.field) == ("unsupported_option", "features")
+        if refused and self.welcome is None and self._hello.features:
+            self._hello.features, self._says_less = [], True
+        else:
+            self.lose(error_for(message))
 
     def lose(self, error: HearthClientError) -> list[Exchange]:
         """End every open request with `error`; returns them."""
@@ -182,7 +207,7 @@ class Connection:
     def _encode(self, message: Request) -> bytes:
         try:
             return self._encoder.encode(message)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             names = message.__struct_fields__
             wrong = next((n for n in names if not self._can_encode(getattr(message, n))), "")
             raise InvalidValue(f"{wrong} holds a value that cannot be encoded", wrong) from error
@@ -215,7 +240,7 @@ class Connection:
     def _can_encode(self, value: object) -> bool:
         try:
             self._encoder.encode(value)
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError, RecursionError):
             return False
         return True
 

@@ -1,18 +1,19 @@
 """One exception per error code of the protocol, and those that arise on this side."""
 
-from hearth_client.protocol import Error
+from hearth_client.protocol import Error, Usage
 
 
 class HearthClientError(Exception):
     """Any failure: a stable `code`, a `message` of one sentence, and the `field` at fault or ''.
 
     `retry_after_s` is set where the daemon expects that waiting helps: seconds from its answer.
-    `text` is what had come of a reply before it failed.
+    `text` is what had come of a reply before it failed, and `usage` what it had taken.
     """
 
     code = "internal"
     retry_after_s: float | None = None
     text: str = ""
+    usage: Usage | None = None
 
     def __init__(self, message: str, field: str = "", code: str | None = None) -> None:
         super().__init__(message)
@@ -59,6 +60,12 @@ class UnsupportedOption(RequestRefused):
     """The server does not offer this option."""
 
     code = "unsupported_option"
+
+
+class GrammarInvalid(RequestRefused):
+    """A schema, regex or grammar cannot be enforced: the message names the keyword."""
+
+    code = "grammar_invalid"
 
 
 class PromptEmpty(RequestRefused):
@@ -285,5 +292,5 @@ _BY_CODE["hello_required"] = ConnectionLost
 def error_for(answer: Error) -> HearthClientError:
     """The exception for an `error` answer; a code unknown here becomes a ServerError."""
     error = _BY_CODE.get(answer.code, ServerError)(answer.message, answer.field, answer.code)
-    error.retry_after_s = answer.retry_after_s
+    error.retry_after_s, error.usage = answer.retry_after_s, answer.usage
     return error

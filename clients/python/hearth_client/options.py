@@ -7,26 +7,50 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from hearth_client.errors import InvalidValue, UnsupportedOption
 from hearth_client.pictures import Frame, Image, Video
 from hearth_client.protocol import (
+    Format,
     Generate,
     ImagePart,
     Message,
+    NamedTool,
     TextPart,
+    Tokenize,
+    Tool,
+    Variable,
     VideoFrame,
     VideoPart,
 )
 
 Turns: TypeAlias = Sequence[Message | Mapping[str, Any]]
-"""A conversation: `Message` structs, or mappings with `role` and `content`.
+"""A conversation: `Message` structs, or mappings with the names of their fields.
 
-Content is text, or a list of texts, images and videos in their order.
+Content is text, or a list of texts, images and videos in their order. A call in `tool_calls` is a
+`ToolCall` or a mapping likewise.
 """
 
 _ELSEWHERE = {"timeout": "deadline_s", "num_predict": "max_tokens", "stop_sequences": "stop"}
 """Names of options in other libraries, where they differ."""
 
 
-class GenerateOptions(TypedDict, total=False):
+class ChatOptions(TypedDict, total=False):
+    """Options of a conversation, each by its name; one that is left out has its default.
+
+    tools: those that the model may call, `Tool` structs or mappings of their fields.
+    tool_choice: "auto" (the default), "none", "required", or {"name": ...} of the one to call.
+    parallel_tool_calls: several calls in a turn; default True.
+    template: variables of the chat template, {"enable_thinking": False} for instance.
+    """
+
+    tools: Sequence[Tool | Mapping[str, Any]]
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | Mapping[str, str]
+    parallel_tool_calls: bool
+    template: Mapping[str, Variable]
+
+
+class GenerateOptions(ChatOptions, total=False):
     """Options of `generate`, each by its name; one that is left out has its default.
+
+    Those of `ChatOptions` go with messages. The default of an option of sampling is the model's own
+    where the client has the feature "generation_defaults".
 
     max_tokens: most tokens of the reply, 1 or more; default what fits.
     temperature: 0 to 100; 0, the default, always takes the most likely token.
@@ -48,14 +72,18 @@ class GenerateOptions(TypedDict, total=False):
     cache: "use" the prefix cache (the default), "bypass" it, or "pin" the prompt in it.
     cache_salt: a text; only requests with the same one share a prefix of this; default none.
     traceparent: W3C Trace Context of the span that asks; default none.
+    response_format: a form that the answer must have, {"type": "json_schema", "schema": {...}}, or
+        of type "json_object", "regex" (with `regex`) or "lark" (with `grammar`); default none.
+    reasoning_budget: most tokens of reasoning; default as many as the model takes.
+    n: replies to one prompt, 1 to 8; default 1.
     """
 
     max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
     presence_penalty: float
     frequency_penalty: float
     logit_bias: Sequence[tuple[int, float]]
@@ -71,6 +99,9 @@ class GenerateOptions(TypedDict, total=False):
     cache: Literal["use", "bypass", "pin"]
     cache_salt: str
     traceparent: str | None
+    response_format: Format | Mapping[str, Any] | None
+    reasoning_budget: int | None
+    n: int
 
 
 def generate_request(
@@ -85,6 +116,16 @@ def generate_request(
     if isinstance(options.get("stop"), str):
         options = {**options, "stop": [options["stop"]]}
     return Generate(id=request_id, prompt=prompt, messages=messages, **options)
+
+
+def tokenize_request(
+    request_id: str, text: str | None, messages: list[Message] | None, options: Mapping[str, Any]
+) -> Tokenize:
+    """Build the message; values are checked by the server, which names the field at fault."""
+    for name in options:
+        if name not in ChatOptions.__annotations__:
+            raise UnsupportedOption(f"{name} is not an option of tokenize", name)
+    return Tokenize(id=request_id, text=text, messages=messages, **options)
 
 
 def _nearest(name: str) -> str:
@@ -106,13 +147,16 @@ def _message(turn: Message | Mapping[str, Any], index: int, frames: list[Frame])
     if isinstance(turn, Message):
         return turn
     field = f"messages[{index}]"
-    if set(turn) != {"role", "content"}:
-        raise InvalidValue(f"{field} must have role and content and nothing else", field)
-    content = turn["content"]
+    for name in turn:
+        if name not in Message.__struct_fields__:
+            raise UnsupportedOption(f"{field} has no field {name}", field)
+    if "role" not in turn or not (turn.get("content") is not None or turn.get("tool_calls")):
+        raise InvalidValue(f"{field} must have role, and content or tool_calls", field)
+    content = turn.get("content")
     if isinstance(content, (list, tuple)):
         content = [_part(one, field, frames) for one in content]
     # What else is no text the server refuses by name.
-    return Message(role=turn["role"], content=content)
+    return Message(**{**turn, "content": content})
 
 
 def _part(part: object, field: str, frames: list[Frame]) -> TextPart | ImagePart | VideoPart:

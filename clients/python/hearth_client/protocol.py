@@ -5,7 +5,7 @@ Requests refuse unknown fields (an option is honoured or refused); answers ignor
 an older client reads a newer server.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -15,11 +15,18 @@ MAX_FRAME_BYTES = 1 << 20
 """Bytes of one message frame; larger ones are refused before they are decoded."""
 MAX_MESSAGES = 256
 """Turns of one conversation."""
+MAX_TOOLS = 128
+"""Tools of one request, and calls of one turn."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=64)]
-Role = Literal["system", "user", "assistant"]
-Reason = Literal["stop", "length", "cancelled"]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=128)]
+CallId = Annotated[str, Meta(min_length=1, max_length=128)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+Reason = Literal["stop", "length", "cancelled", "tool_calls"]
 Text = Annotated[str, Meta(max_length=1 << 20)]
+GrammarText = Annotated[str, Meta(min_length=1, max_length=1 << 16)]
+Variable = bool | int | float | Annotated[str, Meta(max_length=4096)] | None
 TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 FileFormat = Literal["jpeg", "png", "webp", "gif"]
@@ -56,12 +63,16 @@ class Answer(msgspec.Struct, tag_field="t", kw_only=True, omit_defaults=True):
 
 
 class Hello(Request, tag="hello"):
-    """The first message: protocol numbers that the client speaks, best first."""
+    """The first message: protocol numbers that the client speaks, best first.
+
+    `features` are what the client reads beyond the first version; a server ignores other names.
+    """
 
     proto: Annotated[list[int], Meta(min_length=1, max_length=16)]
     client: Annotated[str, Meta(max_length=128)] = ""
     lease_s: Annotated[float, Meta(ge=1.0, le=3600.0)] | None = None
     status_only: bool = False
+    features: Annotated[list[Name], Meta(max_length=64)] = []
 
 
 class Part(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -105,27 +116,99 @@ class VideoPart(Part, tag_field="type", tag="video"):
     frames: Annotated[list[VideoFrame], Meta(min_length=1, max_length=4096)]
 
 
+class ToolCall(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A call of a tool by the model, as it stands in a turn; its result gives the `id` again."""
+
+    id: CallId
+    name: ToolName
+    arguments: dict[str, Any] = {}
+
+
 class Message(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One turn of a conversation: text, or parts in their order."""
+    """One turn of a conversation: text, or parts in their order.
+
+    Turns of the assistant may have `reasoning` and `tool_calls`, then also without content. A turn
+    of a tool has the `tool_call_id` that it answers.
+    """
 
     role: Role
     content: (
-        Text | Annotated[list[TextPart | ImagePart | VideoPart], Meta(min_length=1, max_length=256)]
-    )
+        Text
+        | Annotated[list[TextPart | ImagePart | VideoPart], Meta(min_length=1, max_length=256)]
+        | None
+    ) = None
+    reasoning: Text = ""
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=MAX_TOOLS)] = []
+    tool_call_id: CallId | None = None
+    name: ToolName | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tool that the model may call; `parameters` is a JSON schema of its arguments.
+
+    With `strict` they follow it also where the model chooses by itself to call.
+    """
+
+    name: ToolName
+    description: Annotated[str, Meta(max_length=1 << 16)] = ""
+    parameters: dict[str, Any] = {}
+    strict: bool = False
+
+
+class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The one tool that has to be called."""
+
+    name: ToolName
+
+
+class Format(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A form that the answer must have."""
+
+
+class JsonObject(Format, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(Format, tag="json_schema"):
+    """JSON by a schema."""
+
+    schema: dict[str, Any] | bool
+
+
+class Regex(Format, tag="regex"):
+    """Text that all of a regular expression matches."""
+
+    regex: GrammarText
+
+
+class Lark(Format, tag="lark"):
+    """Text by a grammar in the Lark notation."""
+
+    grammar: GrammarText
+
+
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+Variables = Annotated[dict[Name, Variable], Meta(max_length=32)]
 
 
 class Generate(Request, tag="generate"):
-    """Ask for text: `messages` (chat template applied) or a raw `prompt`, exactly one of them."""
+    """Ask for text: `messages` (chat template applied) or a raw `prompt`, exactly one of them.
+
+    Options of sampling that are None have the model's own value for clients with the feature
+    `generation_defaults`, and those of `clients/PROTOCOL.md` for others.
+    """
 
     id: Id
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
     prompt: Text | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
-    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: Annotated[
@@ -145,6 +228,13 @@ class Generate(Request, tag="generate"):
     cache: Literal["use", "bypass", "pin"] = "use"
     cache_salt: Annotated[str, Meta(max_length=256)] = ""
     traceparent: Annotated[str, Meta(max_length=256)] | None = None
+    tools: Tools = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    template: Variables = {}
+    response_format: JsonObject | JsonSchema | Regex | Lark | None = None
+    reasoning_budget: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    n: Annotated[int, Meta(ge=1, le=8)] = 1
 
 
 class Cancel(Request, tag="cancel"):
@@ -158,7 +248,11 @@ class Tokenize(Request, tag="tokenize"):
 
     id: Id
     text: Text | None = None
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Messages | None = None
+    tools: Tools = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    template: Variables = {}
 
 
 class Detokenize(Request, tag="detokenize"):
@@ -211,7 +305,8 @@ class Welcome(Answer, tag="welcome"):
     """The answer to `hello`: the protocol chosen, limits and features by name.
 
     `epoch` names this run of the server: another one means that it was restarted. `adapters` are
-    the names that a request may give as its adapter.
+    the names that a request may give as its adapter. `tool_format` names the form in which the
+    model calls tools, `hearth` where the server describes a form of its own to it.
     """
 
     proto: int
@@ -221,6 +316,7 @@ class Welcome(Answer, tag="welcome"):
     model: str = ""
     epoch: str = ""
     adapters: list[str] = []
+    tool_format: str = ""
 
 
 class Leased(Answer, tag="leased"):
@@ -241,17 +337,32 @@ class Accepted(Answer, tag="accepted"):
 
 
 class TokenLogprob(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The chosen token's log probability and the most likely alternatives as (id, logprob)."""
+    """The chosen token's log probability and the most likely alternatives as (id, logprob).
+
+    `token_bytes` and `top_bytes` are theirs, for clients with the feature `token_bytes`.
+    """
 
     logprob: float
     top: list[tuple[int, float]] = []
+    token_bytes: bytes = b""
+    top_bytes: list[bytes] = []
+
+
+class CallPiece(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """More of call `index` of a turn: `id` and `name` in its first piece, then JSON text."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
 
 
 class Delta(Answer, tag="delta"):
-    """More text of request `id`; `seq` counts from 0 without gaps.
+    """More of the reply to request `id`; `seq` counts from 0 without gaps.
 
-    `ended` comes when the request set `timestamps`: when the engine step of the last token here
-    ended, in seconds of the system-wide monotonic clock.
+    `reasoning` and `tool_calls` come for clients that have these features. `choice` tells the
+    replies of a request for several apart. `ended` comes when the request set `timestamps`: when
+    the engine step of the last token here ended, in seconds of the system-wide monotonic clock.
     """
 
     id: str
@@ -260,6 +371,9 @@ class Delta(Answer, tag="delta"):
     tokens: list[int] = []
     logprobs: list[TokenLogprob] = []
     ended: float | None = None
+    reasoning: str = ""
+    tool_calls: list[CallPiece] = []
+    choice: int = 0
 
 
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -302,11 +416,20 @@ class ImageUsage(msgspec.Struct, kw_only=True, omit_defaults=True):
     engine_ms: float = 0.0
 
 
+class Ended(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """End of one of several replies; `stop` is the stop string that ended it."""
+
+    reason: str
+    completion_tokens: int
+    stop: str = ""
+
+
 class Done(Answer, tag="done"):
     """The request ended as asked; `speculation` is set for a reply that took part in rounds.
 
-    `images` is set where there were some.
-    `reason` is one of Reason, or a reason of a newer server.
+    `images` is set where there were some. `reason` is one of Reason, or a reason of a newer server.
+    `stop` is the stop string that ended the reply, for clients with the feature `end_details`.
+    Of several replies `choices` tells the end of each, `reason` and `stop` that of the first.
     """
 
     id: str
@@ -314,12 +437,15 @@ class Done(Answer, tag="done"):
     usage: Usage
     speculation: Speculation | None = None
     images: ImageUsage | None = None
+    stop: str = ""
+    choices: list[Ended] = []
 
 
 class Error(Answer, tag="error"):
     """The request `id` failed and nothing follows for it; an empty `id` ends no request.
 
-    `retry_after_s` comes where waiting helps: after so many seconds a place should be free.
+    `retry_after_s` comes where waiting helps: after so many seconds a place should be free. `usage`
+    of a generation that was accepted comes for clients with the feature `end_details`.
     """
 
     code: str
@@ -327,6 +453,7 @@ class Error(Answer, tag="error"):
     id: str = ""
     field: str = ""
     retry_after_s: float | None = None
+    usage: Usage | None = None
 
 
 class Tokens(Answer, tag="tokens"):

@@ -85,6 +85,8 @@ class Session:
         if data is not None:
             self._last_answer = self._clock.now()
             self._arrived(self._connection.receive(data, self._last_answer))
+            if (again := self._connection.hello_again()) is not None and self._channel is not None:
+                self._channel.send(again)
             return True
         if not self._channel.disconnected():
             return self._channel.unmet and self._no_daemon()

@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender
 from hearth.actors.messages import (
     Cancel,
-    ChatTurn,
     ClientGone,
     Convert,
     Converted,
@@ -28,6 +27,7 @@ from hearth.actors.messages import (
     ExecutorLost,
     Failed,
     Request,
+    RowsCut,
     SchedulerControl,
     SchedulerMessage,
     StepOutput,
@@ -38,6 +38,7 @@ from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.request import RequestOptions, RowRound, RowToken
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, Turn
 from tests.actors.scheduler.simulation import LIMITS, output, ready
 from tests.actors.tokenizer.slow_tokenizer import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
@@ -81,6 +82,7 @@ async def harness(
         to_scheduler_control=connect("inproc://c"),
         to_door=to_door,
         tokenizer=tokenizer,
+        ends=(),
         images=images,
     )
     made = Harness(connect("inproc://t"), scheduler, control, door, actor)
@@ -128,7 +130,7 @@ async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> 
 
 async def test_turns_get_the_chat_template(tokenizer: Tokenizer) -> None:
     async with harness(tokenizer) as made:
-        made.mail.post(Request(1, turns=[ChatTurn("user", "hi")]))
+        made.mail.post(Request(1, chat=Conversation([Turn("user", "hi")])))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Request)
         assert submit.token_ids == tokenizer.encode_pairs([("user", "hi")])
@@ -258,7 +260,7 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         (prepare(1, ""), "prompt_empty", "prompt"),
         (prepare(1, stop=("",)), "invalid_value", "stop"),
         (
-            Request(1, turns=[ChatTurn("tool", "x")]),
+            Request(1, chat=Conversation([Turn("tool", "x")])),
             "invalid_value",
             "messages[0].tool_call_id",
         ),
@@ -280,10 +282,10 @@ async def test_what_cannot_be_encoded_fails_with_its_field(
 
 
 async def test_conversions(tokenizer: Tokenizer) -> None:
-    turns = [ChatTurn("user", "hi")]
+    turns = [Turn("user", "hi")]
     ids = tokenizer.encode_pairs([("user", "hi")])
     async with harness(tokenizer) as made:
-        made.mail.post(Convert(1, turns=turns))
+        made.mail.post(Convert(1, chat=Conversation(turns)))
         assert await made.door.receive() == Converted(1, tokens=ids)
         made.mail.post(Convert(2, tokens=ids))
         text = tokenizer.decode(ids, skip_special=False)
@@ -503,3 +505,46 @@ async def test_what_the_prefix_cache_gave_is_told_beside_the_text(tokenizer: Tok
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert deltas.cached == {1: 32}
+
+
+async def test_further_replies_begin_when_the_first_has_a_token(tokenizer: Tokenizer) -> None:
+    a, b = tokenizer.encode("ab")
+    async with harness(tokenizer) as made:
+        made.mail.post(structs.replace(prepare(1), siblings=[2, 3]))
+        first = await made.scheduler.receive()
+        assert isinstance(first, Request)
+        assert (first.rid, first.siblings) == (1, [])
+        made.mail.post(step([(1, a)]))
+        others = [await made.scheduler.receive() for _ in range(2)]
+        for place, other in enumerate(others, 1):
+            options = structs.replace(first.options, seed=3 + place)
+            assert other == structs.replace(first, rid=1 + place, options=options)
+        assert isinstance(await made.door.receive(), Deltas)
+        made.mail.post(step([(1, a), (2, b), (3, a)]))
+        deltas = await made.door.receive()
+        assert isinstance(deltas, Deltas)
+        assert [(row.rid, row.text) for row in deltas.rows] == [(1, "a"), (2, "b"), (3, "a")]
+
+
+@pytest.mark.parametrize("end", [Cancel(1), Failed([1], "executor_failed", "it died")])
+async def test_replies_that_have_not_begun_end_with_the_first(
+    tokenizer: Tokenizer, end: Cancel | Failed
+) -> None:
+    async with harness(tokenizer) as made:
+        made.mail.post(structs.replace(prepare(1), siblings=[2]))
+        await made.scheduler.receive()
+        made.mail.post(end)
+        made.mail.post(Convert(9, text="a"))
+        while not isinstance(await made.door.receive(), Converted):
+            pass
+        assert made.actor._siblings == {}
+
+
+async def test_a_first_reply_that_is_cut_lets_the_others_begin(tokenizer: Tokenizer) -> None:
+    async with harness(tokenizer) as made:
+        made.mail.post(structs.replace(prepare(1), siblings=[2]))
+        await made.scheduler.receive()
+        made.mail.post(RowsCut([1]))
+        other = await made.scheduler.receive()
+        assert isinstance(other, Request)
+        assert other.rid == 2

@@ -9,17 +9,16 @@ import pytest
 
 from hearth.actors.messages import (
     Cancel,
-    ChatTurn,
     Convert,
     Converted,
     Failed,
     Request,
-    TurnPart,
     Visual,
 )
 from hearth.actors.tokenizer import prompt_images
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import ImageSpan
+from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
 from tests.actors.tokenizer.test_actor import harness
 from tests.actors.tokenizer.vision_inputs import IMAGE, VisionInputs, turn
 from tests.vision_models import FAMILIES, Family, make_tokenizer
@@ -36,7 +35,7 @@ def ids_of(family: Family, text: str) -> list[int]:
 
 
 def test_each_image_has_its_tokens_where_it_stands(inputs: VisionInputs) -> None:
-    turns = [ChatTurn("system", "You see."), turn("a", IMAGE, "b", IMAGE)]
+    turns = [Turn("system", "You see."), turn("a", IMAGE, "b", IMAGE)]
     visuals = [inputs.send(), inputs.send(b"other", 32, 96)]
     prompt = inputs.encode(turns, visuals)
     first, second = ("<|vision_start|>" + "<|image_pad|>" * n + "<|vision_end|>" for n in (4, 3))
@@ -172,7 +171,7 @@ async def test_a_request_is_submitted_with_its_images(tmp_path: Path) -> None:
     inputs = VisionInputs(tmp_path)
     visual = inputs.send()
     async with harness(inputs.tokenizer, images=inputs.images) as made:
-        made.mail.post(Request(7, turns=TURNS, visuals=[visual]))
+        made.mail.post(Request(7, chat=Conversation(TURNS), visuals=[visual]))
         submit = await made.scheduler.receive()
         assert isinstance(submit, Request)
         prompt = inputs.encode(TURNS, [visual])
@@ -185,7 +184,7 @@ async def test_tokenize_counts_the_tokens_of_pictures_without_their_bytes(tmp_pa
     visual = inputs.send()
     inputs.slots.free(visual.frames[0].slot)
     async with harness(inputs.tokenizer, images=inputs.images) as made:
-        made.mail.post(Convert(7, turns=TURNS, visuals=[visual]))
+        made.mail.post(Convert(7, chat=Conversation(TURNS), visuals=[visual]))
         answer = await made.door.receive()
         assert answer == Converted(7, tokens=inputs.encode(TURNS, [visual]).ids)
 
@@ -193,7 +192,9 @@ async def test_tokenize_counts_the_tokens_of_pictures_without_their_bytes(tmp_pa
 async def test_a_fault_of_an_image_is_told_with_its_number(tmp_path: Path) -> None:
     inputs = VisionInputs(tmp_path)
     async with harness(inputs.tokenizer, images=inputs.images) as made:
-        made.mail.post(Request(7, turns=TURNS, visuals=[inputs.send(b"line", 4000, 10)]))
+        made.mail.post(
+            Request(7, chat=Conversation(TURNS), visuals=[inputs.send(b"line", 4000, 10)])
+        )
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
         assert (failed.rids, failed.code, failed.field) == ([7], "image_invalid", "images[0]")
@@ -202,7 +203,7 @@ async def test_a_fault_of_an_image_is_told_with_its_number(tmp_path: Path) -> No
 async def test_a_model_of_text_alone_refuses_images(tmp_path: Path) -> None:
     inputs = VisionInputs(tmp_path)
     async with harness(inputs.tokenizer) as made:
-        made.mail.post(Request(7, turns=TURNS, visuals=[inputs.send()]))
+        made.mail.post(Request(7, chat=Conversation(TURNS), visuals=[inputs.send()]))
         failed = await made.door.receive()
         assert isinstance(failed, Failed)
         assert (failed.code, failed.field) == ("unsupported_option", "messages")
@@ -212,7 +213,7 @@ async def test_a_long_digest_holds_nobody_up_and_a_cancel_meanwhile_ends_it(tmp_
     inputs = VisionInputs(tmp_path)
     large = inputs.send(bytes(900_000))
     async with harness(inputs.tokenizer, images=inputs.images) as made:
-        made.mail.post(Request(7, turns=TURNS, visuals=[large]))
+        made.mail.post(Request(7, chat=Conversation(TURNS), visuals=[large]))
         made.mail.post(Cancel(7))
         made.mail.post(Request(8, prompt="a"))
         submit = await made.scheduler.receive()
@@ -223,7 +224,7 @@ async def test_a_long_digest_holds_nobody_up_and_a_cancel_meanwhile_ends_it(tmp_
 async def test_no_bytes_of_a_picture_pass_through_a_mailbox(tmp_path: Path) -> None:
     inputs = VisionInputs(tmp_path)
     visual = inputs.send(bytes(900_000))
-    asked = Request(7, turns=TURNS, visuals=[visual])
+    asked = Request(7, chat=Conversation(TURNS), visuals=[visual])
     async with harness(inputs.tokenizer, images=inputs.images) as made:
         with anyio.fail_after(30):
             made.mail.post(asked)

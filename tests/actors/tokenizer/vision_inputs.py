@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import structs
 
 from hearth.actors.arena import Arena
-from hearth.actors.messages import ChatTurn, ImageInput, TurnPart, Visual
+from hearth.actors.messages import ImageInput, Visual
 from hearth.actors.tokenizer.prompt_images import MultimodalPrompt, PromptImages
 from hearth.runtime.engine_folder import write_config
 from hearth.runtime.images import Picture
 from hearth.runtime.text import Tokenizer
-from hearth.runtime.text.conversation import Conversation, Turn
+from hearth.runtime.text.conversation import Conversation, Role, Turn, TurnPart
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like
 from tests.runtime.text.folders import make_config, write_folder
@@ -50,9 +49,8 @@ class VisionInputs:
         self.slots = self.arena.slots()
         self.images = PromptImages(self.config, self.tokenizer, self.arena, most_tokens)
 
-    def encode(self, turns: Sequence[ChatTurn], visuals: Sequence[Visual]) -> MultimodalPrompt:
-        said = [msgspec.convert(msgspec.to_builtins(one), Turn) for one in turns]
-        return self.images.encode(Conversation(said), visuals)
+    def encode(self, turns: Sequence[Turn], visuals: Sequence[Visual]) -> MultimodalPrompt:
+        return self.images.encode(Conversation([*turns]), visuals)
 
     def send(self, data: bytes = b"pixels", width: int = 64, height: int = 64) -> Visual:
         slot = self.slots.take(len(data))
@@ -66,6 +64,6 @@ class VisionInputs:
         return Visual(frames, list(times))
 
 
-def turn(*parts: str | TurnPart, role: str = "user") -> ChatTurn:
+def turn(*parts: str | TurnPart, role: Role = "user") -> Turn:
     found = [part if isinstance(part, TurnPart) else TurnPart("text", part) for part in parts]
-    return ChatTurn(role, "", found)
+    return Turn(role, "", found)

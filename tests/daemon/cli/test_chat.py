@@ -1,9 +1,10 @@
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
@@ -13,10 +14,8 @@ from typing import Any, cast
 import click
 import pytest
 from click.testing import CliRunner, Result
-from msgspec import structs
 
 from hearth.daemon.cli import chat as module
-from hearth.daemon.cli.chat import HELP, Conversation
 from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth_client import (
     ConnectionLost,
@@ -27,6 +26,7 @@ from hearth_client import (
     ImageUsage,
     PromptTooLong,
     Speculation,
+    ToolCall,
     Usage,
     Welcome,
 )
@@ -53,7 +53,7 @@ class FakeGeneration:
             if self._cancelled:
                 break
             self._said.append(word)
-            yield Delta(id="1", seq=number, text=word, tokens=[number])
+            yield Delta(id="1", seq=number, text=word, tokens=[number], reasoning=self.reasoning)
             if self.lost_after == number:
                 raise ConnectionLost("the daemon closed the connection")
             if number == self.interrupt_after:
@@ -73,6 +73,9 @@ class FakeGeneration:
     def cancel(self) -> None:
         self._cancelled = True
 
+    reasoning = ""
+    tool_calls: Sequence[ToolCall] = ()
+
     def text(self) -> str:
         return "".join(self._said)
 
@@ -89,6 +92,9 @@ class FakeClient:
         self.cached = 0
         self.images: ImageUsage | None = None
 
+        self.calls: dict[int, list[ToolCall]] = {}
+        self.errors: dict[int, Exception] = {}
+        self.reasoning = ""
         self.most_turns = 1 << 20
         self.limits = Limits(
             frame_bytes=1 << 20,
@@ -107,14 +113,17 @@ class FakeClient:
 
     def generate(self, **request: Any) -> FakeGeneration:
         self.asked.append(request)
-        if self.error is not None:
-            raise self.error
+        number = len(self.asked) - 1
+        if (error := self.errors.get(number, self.error)) is not None:
+            raise error
         if len(request["messages"]) > self.most_turns:
             raise PromptTooLong("the prompt has too many tokens", "prompt")
         time.sleep(self.silence_s)
         generation = FakeGeneration(self.words)
         generation.lost_after, generation.reason = self.lost_after, self.reason
         generation.cached = self.cached
+        generation.tool_calls = self.calls.get(number, [])
+        generation.reasoning = self.reasoning
         generation.interrupt_after, generation.images = self.interrupt_after, self.images
         if request["speculation"]:
             generation.speculation = Speculation(rounds=2, drafted=8, accepted=5, accept_length=2.5)
@@ -226,6 +235,79 @@ def test_ctrl_c_cancels_the_reply_and_not_the_program(client: FakeClient) -> Non
     assert result.stderr.count("cancelled, 2 tokens") == 2
     assert said(client.asked[1]) == ["one", "It is ", "two"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+TOOL = {"name": "set_lamp", "parameters": {"type": "object"}}
+
+
+def test_calls_are_shown_and_the_next_lines_are_their_results(
+    client: FakeClient, tmp_path: Path
+) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(TOOL))
+    (tmp_path / "more.json").write_text(json.dumps([{"type": "function", "function": TOOL}] * 2))
+    calls = [ToolCall(id=name, name=f"{name}[/]", arguments={"on": True}) for name in "ab"]
+    client.calls = {0: calls}
+    files = ("--tool", str(tmp_path / "one.json"), "--tool", str(tmp_path / "more.json"))
+    result = chat("lamp on\n/stats\nit is\n\nthanks\n", *files, "--template", "x=false")
+    assert result.stdout.startswith('It is on.\na[/] {"on": true}\nb[/] {"on": true}\nIt is on.')
+    assert [request["tools"] for request in client.asked] == [[TOOL] * 3] * 3
+    assert client.asked[0]["template"] == {"x": False}
+    assert said(client.asked[1]) == ["lamp on", "It is on.", "it is", ""]
+    assert said(client.asked[2])[-2:] == ["It is on.", "thanks"]
+
+
+def test_a_question_whose_results_got_no_reply_is_forgotten(client: FakeClient) -> None:
+    client.calls = {0: [ToolCall(id="a", name="f")]}
+    client.errors = {1: PromptTooLong("it is too long", "prompt")}
+    result = chat("one\nresult\ntwo\n")
+    assert said(client.asked[2]) == ["two"]
+    assert "not remembered" in result.stderr
+
+
+def test_reasoning_is_folded(client: FakeClient) -> None:
+    client.reasoning = "it wants light"
+    result = chat("one\n/reasoning\n")
+    assert result.stdout == "It is on.\n"
+    assert "thinking ...\n" in result.stderr
+    assert "3 words" in result.stderr
+    assert "it wants light\n" in result.stderr
+
+
+def test_options_that_are_not_given_are_left_to_the_model(
+    client: FakeClient, tmp_path: Path
+) -> None:
+    (tmp_path / "s.json").write_text('{"type": "integer"}')
+    chat("/set top_k 5\none\n", "--schema", str(tmp_path / "s.json"))
+    request = dict(client.asked[0])
+    del request["messages"]
+    form = {"type": "json_schema", "schema": {"type": "integer"}}
+    assert request == {
+        "speculation": None,
+        "adapter": "",
+        "top_k": 5,
+        "response_format": form,
+    }
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "said"),
+    [
+        ("--tool", "5", "neither a tool nor a list"),
+        ("--tool", "{", "is not JSON"),
+        ("--schema", "", "is not JSON"),
+        ("--schema", None, "cannot be read"),
+        ("--template", None, "NAME=VALUE"),
+    ],
+)
+def test_files_that_are_none_are_wrong_usage(
+    client: FakeClient, flag: str, text: str | None, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(click.BadParameter, match=said):
+        chat("one\n", flag, str(path))
+    assert client.asked == []
 
 
 def test_a_reply_without_text_is_no_turn_and_has_no_first_token(client: FakeClient) -> None:
@@ -363,184 +445,3 @@ def test_pictures_of_a_message_that_failed_stay_and_can_be_left_out(
     result = chat(f"/image {picture}\nwhat is it\nand now\n/image -\nand now\n")
     assert [type(said(one)[0]) for one in client.asked] == [list, list, str]
     assert result.stderr.count("/image - forgets them") == 2
-
-
-def contents(conversation: Conversation) -> list[str]:
-    return [turn["content"] for turn in conversation.messages("next")]
-
-
-def test_turns_follow_the_system_message() -> None:
-    conversation = Conversation("be brief")
-    conversation.add("hi", "hello")
-    assert conversation.messages("bye") == [
-        {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "hello"},
-        {"role": "user", "content": "bye"},
-    ]
-
-
-def test_messages_alone_remember_nothing() -> None:
-    conversation = Conversation()
-    conversation.messages("one")
-    assert contents(conversation) == ["next"]
-
-
-def test_a_reply_that_was_cancelled_before_its_first_text_is_forgotten() -> None:
-    conversation = Conversation()
-    conversation.add("hello", "")
-    assert contents(conversation) == ["next"]
-    conversation.add("hello", "h")
-    assert contents(conversation) == ["hello", "h", "next"]
-
-
-def test_reset_keeps_the_system_message() -> None:
-    conversation = Conversation("s")
-    conversation.add("a", "b")
-    assert conversation.command("/reset")[0] == "show"
-    assert contents(conversation) == ["s", "next"]
-
-
-def test_system_starts_again_with_another_message() -> None:
-    conversation = Conversation("s")
-    conversation.add("a", "b")
-    conversation.command("/system  be a pirate ")
-    assert contents(conversation) == ["be a pirate", "next"]
-    conversation.command("/system -")
-    assert contents(conversation) == ["next"]
-
-
-def test_system_alone_shows_the_message_and_leaves_it() -> None:
-    conversation = Conversation("be brief")
-    conversation.add("a", "b")
-    assert conversation.command("/system") == ("show", "be brief")
-    assert contents(conversation) == ["be brief", "a", "b", "next"]
-    assert Conversation().command("/system") == ("show", "there is no system message")
-
-
-@pytest.mark.parametrize(
-    ("line", "action"),
-    [
-        ("/exit", ("leave", "")),
-        ("/quit", ("leave", "")),
-        ("/help", ("show", HELP)),
-        ("turn on the lamp", ("say", "turn on the lamp")),
-        ("a / b", ("say", "a / b")),
-    ],
-)
-def test_lines(line: str, action: tuple[str, str]) -> None:
-    assert Conversation().command(line) == action
-
-
-def test_an_unknown_command_is_not_sent_to_the_model() -> None:
-    action, text = Conversation().command("/rest")
-    assert action == "show"
-    assert "/help" in text
-
-
-def test_pictures_go_with_the_next_message_and_stay_in_the_conversation(tmp_path: Path) -> None:
-    path = tmp_path / "a picture.png"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n")
-    conversation = Conversation()
-    assert conversation.command(f"/image {path}") == ("show", "pictures for the next message: 1")
-    for _ in range(2):
-        image, text = conversation.messages("see")[0]["content"]
-        assert (image.frame, text) == (path.read_bytes(), "see")
-    conversation.add("see", "yes")
-    first, _, third = conversation.messages("bye")
-    assert (first["content"], third["content"]) == ([image, "see"], "bye")
-    conversation.command(f"/image {path}")
-    assert conversation.command("/image -") == ("show", "pictures for the next message: 0")
-    assert conversation.messages("bye")[-1]["content"] == "bye"
-
-
-def test_a_picture_that_is_none_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "note.txt"
-    assert conversation_refuses(f"/image {path}").endswith(
-        "cannot be read: No such file or directory"
-    )
-    path.write_text("no picture")
-    assert conversation_refuses(f"/image {path}").startswith(f"{path}: this is no JPEG")
-
-
-def conversation_refuses(line: str) -> str:
-    conversation = Conversation()
-    action, text = conversation.command(line)
-    assert action == "refuse"
-    assert conversation.messages("x")[-1]["content"] == "x"
-    return text
-
-
-LIMITS = Limits(
-    frame_bytes=1 << 20,
-    frames=3,
-    requests_per_client=8,
-    prompt_tokens=2000,
-    total_tokens=2048,
-    queued_requests=8,
-    queued_tokens=8000,
-    lease_s=30,
-    images=2,
-    request_image_bytes=20,
-)
-
-
-def test_a_picture_is_refused_at_once_where_the_model_takes_none(tmp_path: Path) -> None:
-    limits = structs.replace(LIMITS, images=0)
-    conversation = Conversation(limits=limits)
-    action, text = conversation.command(f"/image {tmp_path}")
-    assert (action, conversation.images) == ("refuse", 0)
-    assert "hearth export home-vision" in text
-
-
-@pytest.mark.parametrize("given", ["'{}'", '"{}"', "{}", "escaped"])
-def test_quotes_that_a_terminal_puts_around_a_file_are_no_part_of_its_name(
-    tmp_path: Path, given: str
-) -> None:
-    path = tmp_path / "a b.png"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n")
-    shown = given.format(path) if "{}" in given else str(path).replace(" ", "\\ ")
-    assert Conversation(limits=LIMITS).command(f"/image {shown}")[0] == "show"
-
-
-def test_the_shipped_picture_is_known_by_name() -> None:
-    assert Conversation(limits=LIMITS).command("/image scene.jpg")[0] == "show"
-
-
-@pytest.mark.parametrize(
-    ("asked", "tokens", "crowded"),
-    [
-        (127, 100, False),
-        (128, 100, True),  # with the next one and the system message 258 turns
-        (2, 1920, False),
-        (2, 1921, True),
-        (1, 2048, False),  # of what would be left
-    ],
-)
-def test_room_is_made_before_limits_are_met(asked: int, tokens: int, *, crowded: bool) -> None:
-    conversation = Conversation("s", LIMITS)
-    for number in range(asked):
-        conversation.add(f"q{number}", "a", tokens)
-    assert conversation.crowded() == crowded
-
-
-def test_pictures_of_old_turns_make_room_for_new_ones(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    path.write_bytes(b"\x89PNG\r\n\x1a\n")
-    conversation = Conversation(limits=LIMITS)
-    for _ in range(2):
-        conversation.command(f"/image {path}")
-        conversation.add("see", "yes", 10)
-    assert not conversation.crowded()
-    conversation.command(f"/image {path}")
-    assert conversation.crowded()
-    assert conversation.shorten() == 1
-    assert not conversation.crowded()
-
-
-def test_a_quarter_leaves_at_a_time() -> None:
-    conversation = Conversation()
-    for number in range(12):
-        conversation.add(f"q{number}", "a")
-    assert [conversation.shorten() for _ in range(9)] == [3, 2, 1, 1, 1, 1, 1, 1, 1]
-    assert conversation.shorten() == 0

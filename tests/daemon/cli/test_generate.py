@@ -1,7 +1,8 @@
 import io
 import json
+import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import pytest
@@ -9,11 +10,10 @@ from click.testing import CliRunner, Result
 from PIL import Image, ImageDraw
 
 from hearth.daemon.cli.errors import Failure
-from hearth.daemon.cli.generate import encode_prompt, generate, parse_ids, read_prompts
+from hearth.daemon.cli.generate import generate, parse_ids, read_prompts
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.text import Tokenizer
 from tests.peft_models import change_fields, write_peft
 from tests.references import reference_folder
 from tests.vision_models import FAMILIES, write_vision_model
@@ -115,6 +115,41 @@ def test_the_text_is_the_same_with_speculation_and_without(tiny_engine: Path) ->
         assert found["logprobs"] == pytest.approx(plain["logprobs"], abs=1e-4)
 
 
+def test_a_reply_follows_a_schema(tiny_engine: Path, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    schema = tmp_path / "s.json"
+    schema.write_text('{"enum": [[1, 2], true]}')
+    arguments = (str(tiny_engine), "--ids", "5", "--schema", str(schema), "--temperature", "2")
+    for seed in ("1", "2", "3"):
+        (found,) = lines(run(*arguments, "--seed", seed, "--json"))
+        assert json.loads(found["text"]) in ([1, 2], True)
+        assert found["finish_reason"] == "stop"
+    schema.write_text('{"uniqueItems": true}')
+    with pytest.raises(click.UsageError, match="uniqueItems"):
+        run(*arguments)
+
+
+def test_tools_and_variables_are_for_conversations(tiny_engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"name": "f"}')
+    for given in (("--tool", str(tmp_path / "t.json")), ("--template", "a=1")):
+        with pytest.raises(click.UsageError, match=f"{given[0]} needs --chat"):
+            run(str(tiny_engine), "--prompt", "x", *given)
+    (tmp_path / "t.json").write_text('{"name": "f", "more": 1}')
+    with pytest.raises(click.UsageError, match="more"):
+        run(str(tiny_engine), "--prompt", "x", "--chat", "--tool", str(tmp_path / "t.json"))
+
+
+def test_options_that_are_not_given_are_the_publisher_s(tiny_engine: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    shutil.copytree(tiny_engine, engine)
+    config = json.loads((engine / "config.json").read_text())
+    (engine / "config.json").write_text(json.dumps(config | {"sampling": {"temperature": 50.0}}))
+    asked = ("--ids", "5", "--json", "--max-tokens", "9", "--seed", "4")
+    own, greedy = run(str(engine), *asked), run(str(tiny_engine), *asked)
+    assert own.stdout != greedy.stdout
+    assert run(str(engine), *asked, "--temperature", "0").stdout == greedy.stdout
+
+
 def test_an_adapter_answers(tmp_path: Path) -> None:
     base, engine = reference_folder("qwen3"), tmp_path / "engine"
     export_model(base, engine, ExportOptions(max_lora_rank=4, capacity=96))
@@ -192,14 +227,6 @@ def test_sizes_are_bounded_as_the_settings_are(option: str) -> None:
     assert option in result.output
 
 
-class FakeTokenizer:
-    def encode(self, text: str) -> list[int]:
-        return [len(text)]
-
-    def encode_pairs(self, turns: list[tuple[str, str]]) -> list[int]:
-        return [ord(role[0]) for role, _ in turns]
-
-
 def parse(*values: str) -> tuple[list[int], ...]:
     unused: Any = None
     return parse_ids(unused, unused, values)
@@ -252,14 +279,6 @@ def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("never read"))
     with pytest.raises(click.UsageError, match="give --prompt"):
         read_prompts((), (), None)
-
-
-def test_encoding_raw_chat_and_ids() -> None:
-    tokenizer = cast("Tokenizer", FakeTokenizer())
-    assert encode_prompt("abc", tokenizer, chat=False, system=None) == [3]
-    assert encode_prompt("abc", tokenizer, chat=True, system=None) == [ord("u")]
-    assert encode_prompt("abc", tokenizer, chat=True, system="s") == [ord("s"), ord("u")]
-    assert encode_prompt([5], tokenizer, chat=True, system="s") == [5]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -14,6 +14,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation
 from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.runtime.image_processing.photographs import draw
 from tests.vision_models import FAMILIES, Family, write_vision_model
@@ -35,9 +36,10 @@ def test_pictures_say_what_they_say_in_transformers(tmp_path: Path, family: Fami
     for picture, file in zip(pictures, files, strict=True):
         picture.save(file)
     store = LocalEmbeddings()
-    ids, images = encode_files(engine, files, store, 1).prompt(
-        Tokenizer.open(engine), "the lamp", None
+    prompt = encode_files(engine, files, store, 1).prompt(
+        Tokenizer.open(engine), "the lamp", Conversation([])
     )
+    ids, images = prompt.ids, [*prompt.images]
 
     model = transformers.AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
     processor = transformers.AutoImageProcessor.from_pretrained(source, backend="pil")

@@ -317,7 +317,10 @@ log_format "auto" restarts one of auto, console, json
 
 
 GONE = {"drafting_top_k", "drafting_step", "verify_tree_size"}
-NEW = 'draft_tree "" restarts empty, or three whole numbers such as 10x6/60'
+NEW = {
+    'draft_tree "" restarts empty, or three whole numbers such as 10x6/60',
+    'reply_format "" restarts text',
+}
 
 
 def test_names_defaults_units_and_ranges_are_those_that_users_type() -> None:
@@ -328,7 +331,7 @@ def test_names_defaults_units_and_ranges_are_those_that_users_type() -> None:
         for one in SETTINGS.values()
     }
     then = [line for line in VERSION_0_1_0.splitlines() if line.split()[0] not in GONE]
-    assert now == {*then, NEW}
+    assert now == {*then, *NEW}
 
 
 def test_a_name_is_a_flag_and_a_variable_by_one_rule() -> None:

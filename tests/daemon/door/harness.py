@@ -28,6 +28,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
+from hearth.runtime.text.reply_reader import CallPiece
 
 T = TypeVar("T")
 LIMIT = 2000
@@ -43,8 +44,10 @@ class FakeActors:
     count: `max_tokens` tokens "0 ", "1 ", ... at `step_s`; hang: accepted and no more; silent:
     nothing at all; fail: accepted, one token, then a failure; blind: accepted, then image 1 is
     broken; early: tokens before `accepted`; flood: as count without pauses and 1,000 characters a
-    token; logprobs: one token with them; speculate: two rounds of three and one token before
-    `accepted`, and one after it. What has images is embedded once the first token has been told.
+    token; logprobs: one token with them; calls: reasoning, a call in pieces and the end of a stop
+    string, also where there are tools and no result of one; speculate: two rounds of three and one
+    token before `accepted`, and one after it. What has images is embedded once the first token has
+    been told.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], step_s: float) -> None:
@@ -96,13 +99,13 @@ class FakeActors:
         if message.tokens is not None:
             await self._send(m.Converted(message.rid, text="".join(map(chr, message.tokens))))
         elif message.text != "silent":
-            text = message.text or "".join(turn.content for turn in message.turns or [])
+            turns = message.chat.turns if message.chat else []
+            text = message.text or "".join(turn.content for turn in turns)
             await self._send(m.Converted(message.rid, tokens=[ord(c) for c in text]))
 
     async def _play(self, message: m.Request) -> None:
-        turn = (message.turns or [m.ChatTurn("user", "")])[-1]
-        text = message.prompt or turn.content or "".join(part.text for part in turn.parts)
-        word, rid = text.split()[0], message.rid
+        text, rid = self._text(message), message.rid
+        word = (text.split() or [""])[0]
         self.heard[rid] = time.monotonic()
         accepted = m.Accepted(rid, len(text), self.heard[rid])
         if word == "silent":
@@ -120,10 +123,9 @@ class FakeActors:
             await self._send(m.Failed([rid], "image_invalid", "it is broken", "images[1]"))
         elif word == "speculate":
             await self._send(self._round(rid, 2, finish="stop"))
-        elif word == "logprobs":
-            token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
-            row = m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")
-            await self._send(m.Deltas([row], time.monotonic()))
+        elif word in {"logprobs", "calls"}:
+            for row in self._logprobs(rid) if word == "logprobs" else self._calls(message):
+                await self._send(m.Deltas([row], time.monotonic()))
         elif word != "hang":
             await self._count(message, 1 if word == "early" else 0, flood=word == "flood")
 
@@ -135,9 +137,19 @@ class FakeActors:
             await anyio.sleep(0 if flood else self.step_s)
             last = index == limit - 1
             await self._send(self._row(message.rid, index, last=last, width=1000 * flood))
+            if index == first:
+                await self._play_siblings(message)
             if message.visuals and index == first:
                 times = ImageTimes(0.001, 0.002, 0.003)
                 await self._send(m.Embedded(message.rid, 12, 1, times))
+
+    async def _play_siblings(self, message: m.Request) -> None:
+        """Let each further reply have a token more than the one before."""
+        for place, rid in enumerate(message.siblings, 1):
+            self.heard[rid] = self.heard[message.rid]
+            await self._send(m.Accepted(rid, 1, self.heard[rid]))
+            for index in range(1 + place):
+                await self._send(self._row(rid, index, last=index == place))
 
     def _row(self, rid: int, index: int, *, last: bool = False, width: int = 0) -> m.Deltas:
         """A token; the first one, and each tenth, as of a reply put back, tells of its place."""
@@ -147,6 +159,37 @@ class FakeActors:
         placed = {} if index % 10 else {rid: self.heard[rid]}
         cached = dict.fromkeys(placed, index + 3)
         return m.Deltas([row], time.monotonic(), placed, detokenize_s=0.25, cached=cached)
+
+    @staticmethod
+    def _text(message: m.Request) -> str:
+        if message.chat is None:
+            return message.prompt or ""
+        turn = message.chat.turns[-1]
+        if message.chat.tools and turn.role == "user":
+            return "calls"
+        return turn.content or "".join(part.text for part in turn.parts)
+
+    @staticmethod
+    def _logprobs(rid: int) -> list[m.RowDelta]:
+        token = RowToken(0, 65, -0.5, (TopLogprob(65, -0.5), TopLogprob(66, -1.5)))
+        return [m.RowDelta(rid, "A", [65], logprobs=[token], finish="stop")]
+
+    @staticmethod
+    def _calls(message: m.Request) -> list[m.RowDelta]:
+        rid, tools = message.rid, message.chat.tools if message.chat else []
+        name = tools[0].name if tools else "f"
+        return [
+            m.RowDelta(rid, "", [1], reasoning="hm"),
+            m.RowDelta(rid, "ok", [2, 3], calls=[CallPiece(0, "c1", name, '{"a"')]),
+            m.RowDelta(
+                rid,
+                "",
+                [4],
+                calls=[CallPiece(0, arguments=": 1}"), CallPiece(0, complete=True)],
+                finish="tool_calls",
+                stop_string="END",
+            ),
+        ]
 
     @staticmethod
     def _round(rid: int, count: int, finish: FinishReason | None = None) -> m.Deltas:

@@ -13,7 +13,6 @@ from msgspec import structs
 from PIL import Image as PILImage
 
 from hearth.actors.arena import Arena
-from hearth.actors.messages import TurnPart
 from hearth.daemon.door import front_door
 from hearth.daemon.door.finished import FinishedRequest
 from hearth.daemon.door.pictures import Pictures, check_frames
@@ -22,6 +21,7 @@ from hearth.daemon.door.socket import Received
 from hearth.daemon.door.wire import decode, visuals_of
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import Picture
+from hearth.runtime.text.conversation import TurnPart
 from hearth_client import (
     AsyncClient,
     Client,
@@ -299,9 +299,9 @@ def test_pictures_lie_in_the_arena_until_their_request_has_ended(
         running = client.generate(messages=[turn], max_tokens=3)
         next(running)
         (prepared,) = [one for one in door.actors.prepared if one.visuals]
-        assert prepared.turns is not None
+        assert prepared.chat is not None
         parts = [TurnPart("image"), TurnPart("text", "count"), TurnPart("image")]
-        assert prepared.turns[0].parts == parts
+        assert prepared.chat.turns[0].parts == parts
         slots = [visual.frames[0].slot for visual in prepared.visuals]
         assert running.text() == "0 1 2 "
     assert [slot.size for slot in slots] == [100, 100]

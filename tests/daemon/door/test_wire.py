@@ -10,15 +10,27 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from hearth.actors.arena import Arena
-from hearth.actors.messages import ChatTurn, Convert, Request, TurnPart
+from hearth.actors.messages import Convert, Request
 from hearth.daemon.door import faults, local_socket
 from hearth.daemon.door.curve_socket import memory_of_process
 from hearth.daemon.door.faults import explain, fields_of
+from hearth.daemon.door.sessions import Outbox, Session
 from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
 from hearth.runtime.errors import CODES, HearthError
 from hearth.runtime.request import RequestOptions
+from hearth.runtime.text.conversation import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    Conversation,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    Turn,
+    TurnPart,
+)
 from hearth_client import Client, UnsupportedOption
 from hearth_client.protocol import ClientMessage, Detokenize, Generate, Message, Tokenize
 from tests.clients.vectors import load
@@ -74,7 +86,11 @@ def test_sentences_are_ours_and_name_the_field() -> None:
         ("ignore_eos", 1, "ignore_eos must be true or false"),
         ("speculation", 1, "speculation must be true or false"),
         ("messages", [5], "messages[0] must be a map of its fields"),
-        ("messages", [{"role": 1}], "messages[0].role must be one of assistant, system, user"),
+        (
+            "messages",
+            [{"role": 1}],
+            "messages[0].role must be one of assistant, developer, system, tool, user",
+        ),
     ):
         assert refusal({**GENERATE, field: value}).error.message == sentence
 
@@ -130,6 +146,125 @@ def test_hostile_bytes_are_refused_quickly_and_by_name() -> None:
     long = refusal({**GENERATE, "n" * 100_000: 1}).error
     assert len(long.message) < 200
     assert long.code == "unsupported_option"
+
+
+@pytest.mark.parametrize("before", [{}, {"stop": ["x"] * 9, "seed": 1 << 62, "top_p": 0.5}])
+@pytest.mark.parametrize("bracket", [b"\x91", b"\x81\xa1a", b"\xdd\x00\x00\x00\x01"])
+def test_a_field_nested_too_deep_to_be_decoded_is_named_with_its_request(
+    before: dict[str, Any], bracket: bytes
+) -> None:
+    head = encode({**GENERATE, **before})[1:] + encode("tools")
+    whole = bytes([0x80 + 4 + len(before)]) + head + bracket * 100_000
+    refused = refusal(whole)
+    assert (refused.error.code, refused.error.field) == ("bad_message", "tools")
+    assert refused.id == "a"
+
+
+def test_a_message_of_many_items_above_what_is_nested_too_deep_is_not_searched_for_long() -> None:
+    head = encode({**GENERATE, "stop": list(range(100_000))})[1:] + encode("tools")
+    refused = refusal(b"\x85" + head + b"\x91" * 100_000)
+    assert (refused.error.code, refused.error.field, refused.id) == ("bad_message", "stop", "a")
+
+
+def session(*features: str) -> Session:
+    return Session(1, 7, "test", 30.0, 0.0, Outbox(), features=frozenset(features))
+
+
+def asked_by(message: Generate) -> Request:
+    return prepare(message, [1], None, session(), {})
+
+
+CALL = {"id": "c", "name": "f"}
+
+
+def turns_with(arguments: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "tool_calls": [{**CALL, "arguments": arguments}]}]
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ([0.5] * (MAX_VALUES - 19), [0.5] * (MAX_VALUES - 18)),
+        (nested(MAX_DEPTH - 1), nested(MAX_DEPTH)),
+    ],
+    ids=["values", "depth"],
+)
+def test_arguments_have_bounds(good: Any, bad: Any) -> None:
+    asked = {"t": "generate", "id": "a"}
+    decode(encode({**asked, "messages": turns_with({"a": good})}))
+    error = refusal({**asked, "messages": turns_with({"a": bad})}).error
+    assert (error.code, error.field) == ("invalid_value", "messages[0].tool_calls[0].arguments")
+
+
+def test_values_of_all_calls_and_tools_are_counted_together() -> None:
+    calls = [{"id": str(number), "name": "f"} for number in range(120)]
+    turns = [{"role": "assistant", "tool_calls": calls}] * 18
+    error = refusal({"t": "generate", "id": "a", "messages": turns}).error
+    assert (error.code, error.field) == ("invalid_value", "messages")
+    many = [{"name": f"f{number}", "parameters": {"a": [0] * 400}} for number in range(100)]
+    user = {"role": "user", "content": "x"}
+    error = refusal({"t": "generate", "id": "a", "messages": [user], "tools": many}).error
+    assert (error.code, error.field) == ("invalid_value", "tools[81].parameters")
+
+
+def test_a_conversation_with_tools_becomes_what_the_tokenizer_is_asked() -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "assistant", "reasoning": "hm", "tool_calls": [{**CALL, "arguments": {"a": 1}}]},
+        {"role": "tool", "content": "", "tool_call_id": "c"},
+    ]
+    tool = {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True}
+    asked = {"messages": turns, "tools": [tool], "tool_choice": {"name": "f"}}
+    asked |= {"template": {"enable_thinking": False}, "parallel_tool_calls": False}
+    means = Conversation(
+        [
+            Turn("developer", "Be brief."),
+            Turn("assistant", reasoning="hm", tool_calls=[ToolCall("c", "f", {"a": 1})]),
+            Turn("tool", tool_call_id="c", name="f"),
+        ],
+        [Tool("f", "d", {"type": "object"}, strict=True)],
+        "=f",
+        parallel_tool_calls=False,
+        variables={"enable_thinking": False},
+    )
+    message = decode(encode({"t": "tokenize", "id": "a", **asked}))
+    assert isinstance(message, Tokenize)
+    assert convert(message, 1, 7).chat == means
+    generate = decode(encode({"t": "generate", "id": "a", **asked, "reasoning_budget": 5}))
+    assert isinstance(generate, Generate)
+    assert asked_by(generate).chat == structs.replace(means, reasoning_budget=5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "means"),
+    [
+        (None, None),
+        ({"type": "json_object"}, ResponseFormat("json_object")),
+        ({"type": "json_schema", "schema": True}, ResponseFormat("json_schema", schema=True)),
+        ({"type": "json_schema", "schema": {}}, ResponseFormat("json_schema", schema={})),
+        ({"type": "regex", "regex": "a"}, ResponseFormat("regex", grammar="a")),
+        ({"type": "lark", "grammar": "b"}, ResponseFormat("lark", grammar="b")),
+    ],
+)
+def test_the_form_of_an_answer_is_passed_on(asked: Any, means: ResponseFormat | None) -> None:
+    message = decode(encode({**GENERATE, "response_format": asked}))
+    assert isinstance(message, Generate)
+    assert asked_by(message).response_format == means
+
+
+def test_options_of_sampling_that_are_left_out_are_the_model_s_own_where_these_are_given() -> None:
+    own = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    wanted = session("generation_defaults", "reasoning", "of-tomorrow")
+    message = decode(encode({**GENERATE, "temperature": 0, "top_k": None, "seed": 1}))
+    assert isinstance(message, Generate)
+    assert prepare(message, [1], None, session(), own).options == RequestOptions(seed=1)
+    asked = prepare(message, [1], None, wanted, own)
+    assert asked.options == RequestOptions(seed=1, temperature=0.0, top_k=20, top_p=0.95)
+    assert asked.features == ["reasoning"]
 
 
 def test_names_with_quotes_stay_names() -> None:
@@ -205,9 +340,10 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
             ignore_eos=True,
             priority=2,
         ),
-        rid=9,
-        deadline=12.5,
-        client=4,
+        [9, 10],
+        12.5,
+        session(),
+        {},
     )
     options = RequestOptions(
         max_tokens=7,
@@ -218,22 +354,28 @@ def test_generations_become_what_the_tokenizer_is_asked() -> None:
         logprobs=0,
         ignore_eos=True,
     )
-    assert asked == Request(9, options, 2, 12.5, 4, turns=[ChatTurn("user", "hi")])
-    seeded = prepare(Generate(id="a", prompt="x", seed=0, speculation=False), 1, None, 1)
+    assert asked == Request(
+        9, options, 2, 12.5, 7, chat=Conversation([Turn("user", "hi")]), siblings=[10]
+    )
+    seeded = asked_by(Generate(id="a", prompt="x", seed=0, speculation=False))
     assert seeded.options == RequestOptions(seed=0, speculation=False)
 
 
 def test_every_option_of_generate_reaches_the_actors() -> None:
     """A field added to the protocol must be passed on or refused, never ignored."""
     passed = {"id", "messages", "prompt", "deadline_s", "priority", "timestamps", "traceparent"}
-    assert set(Generate.__struct_fields__) == passed | set(RequestOptions.__struct_fields__)
+    passed |= {"tools", "tool_choice", "parallel_tool_calls", "template", "reasoning_budget"}
+    passed |= {"response_format", "n"}
+    # The tokenizer makes the grammar of these.
+    asked = set(RequestOptions.__struct_fields__) - {"grammar"}
+    assert set(Generate.__struct_fields__) == passed | asked
 
 
 def test_conversions_become_what_the_tokenizer_is_asked() -> None:
     turns = [Message(role="user", content="hi")]
     assert convert(Tokenize(id="a", text=""), 1, 7) == Convert(1, text="", client=7)
     assert convert(Tokenize(id="a", messages=turns), 2, 7) == Convert(
-        2, turns=[ChatTurn("user", "hi")], client=7
+        2, chat=Conversation([Turn("user", "hi")]), client=7
     )
     assert convert(Detokenize(id="a", tokens=[5]), 3, 7) == Convert(3, tokens=[5], client=7)
 
@@ -294,7 +436,9 @@ def test_turns_of_parts_keep_their_order_and_text_alone_is_joined() -> None:
     message = decode(encode({"t": "tokenize", "id": "a", "messages": turns}))
     assert isinstance(message, Tokenize)
     parts = [TurnPart("text", "a"), TurnPart("video"), TurnPart("image")]
-    assert convert(message, 1, 7).turns == [ChatTurn("system", "aa"), ChatTurn("user", "", parts)]
+    asked = convert(message, 1, 7).chat
+    assert asked is not None
+    assert asked.turns == [Turn("system", "aa"), Turn("user", "", parts)]
     assert [field for field, _ in visuals_of(message.messages)] == [
         "messages[1].content[1]",
         "messages[1].content[2]",

@@ -15,7 +15,12 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.export import json_file
 from hearth.runtime.export.json_file import Fields, read_config, read_json
 from hearth.runtime.export.model_config import load_model_config
-from hearth.runtime.export.text_files import copy_text_files, read_template, read_template_tokens
+from hearth.runtime.export.text_files import (
+    copy_text_files,
+    read_sampling,
+    read_template,
+    read_template_tokens,
+)
 from hearth.runtime.text.chat_template import ChatTemplate
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import copy_model
@@ -104,6 +109,31 @@ def test_a_tokenizer_without_the_end_token_is_refused(tmp_path: Path) -> None:
     source = copy_model("qwen3", tmp_path / "m", vocab_size=400)
     (source / "generation_config.json").write_text(json.dumps({"eos_token_id": 350}))
     assert fault(source, tmp_path) == ("tokenizer_mismatch", TOKENIZER_FILE)
+
+
+@pytest.mark.parametrize(
+    ("published", "sampling"),
+    [
+        ({}, {}),
+        (
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "do_sample": True, "min_p": None},
+            {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        ),
+    ],
+)
+def test_options_of_sampling_are_those_of_the_publisher(
+    published: dict[str, Any], sampling: dict[str, float], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(published))
+    assert read_sampling(tmp_path) == sampling
+
+
+@pytest.mark.parametrize("published", [{"top_p": 0}, {"temperature": "hot"}, {"top_k": 2.5}])
+def test_options_out_of_their_range_are_refused(published: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(published))
+    with pytest.raises(HearthError) as caught:
+        read_sampling(tmp_path)
+    assert (caught.value.code, caught.value.field) == ("model_invalid", *published)
 
 
 IM_END = {

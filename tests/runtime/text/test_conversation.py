@@ -72,10 +72,10 @@ WRONG: Mapping[str, Conversation] = {
     "tools[0].description": Conversation([], [Tool("a", "\ud800")]),
     "tools[1].parameters": Conversation([], [LIGHT, Tool("a", parameters={"x": "\ud800"})]),
     "tool_choice": Conversation([], [LIGHT], "=lamp"),
-    "variables.tools": Conversation([], variables={"tools": None}),
-    "variables.bos_token": Conversation([], variables={"bos_token": "<s>"}),
-    "variables.a b": Conversation([], variables={"a b": 1}),
-    "variables.x": Conversation([], variables={"x": "\ud800"}),
+    "template.tools": Conversation([], variables={"tools": None}),
+    "template.bos_token": Conversation([], variables={"bos_token": "<s>"}),
+    "template.a b": Conversation([], variables={"a b": 1}),
+    "template.x": Conversation([], variables={"x": "\ud800"}),
     "reasoning_budget": Conversation([], reasoning_budget=-1),
 }
 

@@ -1,13 +1,15 @@
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.text import TextStream, Tokenizer
-from hearth.runtime.text.stream import IncrementalDecoder, StopMatcher
+from hearth.runtime.text.stream import IncrementalDecoder, StopMatcher, TokenBytes
 from tests.runtime.text.folders import byte_fallback, byte_level, open_tokenizer
 
 
@@ -225,3 +227,21 @@ def test_a_broken_run_of_byte_tokens_does_not_stop_the_text() -> None:
     assert "".join(parts[:3]) == "你"
     assert "".join(parts).endswith(" the heather" * 9 + " ")
     assert parts[-3]
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+@pytest.mark.parametrize("text", ["the lamp", " a  b", "🦊é"])
+def test_the_bytes_of_tokens_are_those_of_their_text(
+    make: Callable[[], tokenizers.Tokenizer], text: str, tmp_path: Path
+) -> None:
+    tokenizer = open_tokenizer(tmp_path, make())
+    spelt = TokenBytes(tokenizer)
+    ids = filter(tokenizer.has_text, tokenizer.encode(text))
+    found = b"".join(map(spelt.of, ids))
+    assert found.decode().strip() == text.strip()
+
+
+def test_a_special_token_is_its_spelling(tokenizer: Tokenizer) -> None:
+    (special, *_) = tokenizer.special_in("<|im_end|>")
+    assert TokenBytes(tokenizer).of(special) == b"<|im_end|>"
+    assert TokenBytes(tokenizer).of(tokenizer.vocab_size + 5) == b""

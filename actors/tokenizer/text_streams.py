@@ -1,0 +1,165 @@
+"""Tokens of replies on their way to deltas: text, and what else their clients read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cached_property
+
+import structlog
+from msgspec import structs
+
+from hearth.actors.messages import Failed, ReplyEnd, Request, RowDelta
+from hearth.runtime.request import RowToken
+from hearth.runtime.text import ReplyReader, Tokenizer
+from hearth.runtime.text.reply_reader import ReplyPieces
+from hearth.runtime.text.stream import TokenBytes
+
+_INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
+_SENTENCES = {
+    "non_finite": "the model computed values that are not finite for this request: change it, "
+    "and export the model again if others fail too",
+    "grammar_invalid": "the form that was asked for allows no further token, though the reply has "
+    "not ended: change it",
+}
+_log = structlog.get_logger("tokenizer")
+
+
+class TextStreams:
+    """The text of every open request: tokens in, messages out, no sockets.
+
+    `ends` are the model's end tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, ends: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._open: dict[int, _Reply] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
+
+    def open(self, request: Request, *, in_reasoning: bool = False) -> None:
+        """Begin the text of a request; raises `invalid_value` for an empty stop string.
+
+        `in_reasoning` is that of its prompt.
+        """
+        reader = _reader(self._tokenizer, request, in_reasoning=in_reasoning)
+        one_call = request.chat is not None and not request.chat.parallel_tool_calls
+        spelt = self._bytes if "token_bytes" in request.features else None
+        self._open[request.rid] = _Reply(reader, self._ends, spelt, one_call=one_call)
+
+    def drop(self, rid: int) -> None:
+        """Forget a request; unknown ones are ignored."""
+        self._open.pop(rid, None)
+
+    def take(self, token: RowToken) -> RowDelta | Failed | None:
+        """Turn one token into a delta or a failure; None for a request that is not open.
+
+        A request that ends with the token, in text or failure, is forgotten.
+        """
+        rid = token.row
+        reply = self._open.get(rid)
+        if reply is None:
+            return None
+        try:
+            answer = failed_with(rid, token.error) if token.error else reply.push(token)
+        except Exception:  # noqa: BLE001 - no row may take the others with it
+            _log.exception("a token could not be turned into text", rid=rid)
+            answer = failed_with(rid, "internal")
+        if isinstance(answer, Failed) or answer.finish is not None:
+            self.drop(rid)
+        return answer
+
+    def cut(self, rid: int) -> RowDelta | None:
+        """The last delta of a request that gets no more tokens; None if it is not open."""
+        reply = self._open.pop(rid, None)
+        return None if reply is None else reply.cut(rid)
+
+
+class _Reply:
+    """One reply; it ends behind its first call where it may have but `one_call`."""
+
+    def __init__(
+        self,
+        reader: ReplyReader,
+        ends: Collection[int],
+        spelt: TokenBytes | None,
+        *,
+        one_call: bool,
+    ) -> None:
+        self._reader = reader
+        self._spelt = spelt
+        self._ends = ends
+        self._one_call = one_call
+        self._called = False
+
+    def push(self, token: RowToken) -> RowDelta:
+        """The delta of one token; with a `finish` where the reply ends with it."""
+        # An end token is no text even where it has a spelling; the last one of a grammar is text.
+        ended = token.finish == "stop" and token.token_id in self._ends
+        delta = RowDelta(token.row, "", [token.token_id], [] if token.logprob is None else [token])
+        if delta.logprobs and self._spelt is not None:
+            ids = [token.token_id, *(other.token_id for other in token.top)]
+            delta.spellings = [[self._spelt.of(one) for one in ids]]
+        finish: ReplyEnd | None = token.finish
+        if not ended:
+            self._add(delta, self._reader.push(token.token_id))
+        if self._one_call and self._called:
+            finish = "stop"
+        if finish is not None:
+            self._add(delta, self._reader.finish())
+        if self._reader.stopped:
+            finish, delta.stop_string = "stop", self._reader.stop_string or ""
+        elif finish == "stop" and self._called:
+            finish = "tool_calls"
+        delta.finish = finish
+        return delta
+
+    def cut(self, rid: int) -> RowDelta:
+        """The delta behind the last token, of what was held back."""
+        delta = RowDelta(rid, "", [], finish="length")
+        self._add(delta, self._reader.finish())
+        return delta
+
+    def _add(self, delta: RowDelta, pieces: ReplyPieces) -> None:
+        delta.text += pieces.text
+        delta.reasoning += pieces.reasoning
+        delta.calls = [*delta.calls, *pieces.calls]
+        self._called = self._called or any(piece.complete for piece in pieces.calls)
+
+
+def _reader(tokenizer: Tokenizer, request: Request, *, in_reasoning: bool) -> ReplyReader:
+    """The reader of what a client reads: text alone of a prompt, or without features."""
+    chat, stop = request.chat, request.options.stop
+    if chat is None or not {"reasoning", "tool_calls"}.intersection(request.features):
+        return ReplyReader(tokenizer, None, stop)
+    form = tokenizer.reply_format
+    if "reasoning" not in request.features:
+        form, in_reasoning = structs.replace(form, reasoning=("", "")), False
+    calls = "tool_calls" in request.features and chat.tool_choice != "none"
+    tools = chat.tools if calls else ()
+    return ReplyReader(tokenizer, form, stop, tools, in_reasoning=in_reasoning)
+
+
+def failed_with(rid: int, code: str) -> Failed:
+    """The failure `code` of one request, with its message for users."""
+    return Failed([rid], code, _SENTENCES.get(code, _INTERNAL))
+
+
+def joined(first: RowDelta, second: RowDelta) -> RowDelta:
+    """Two successive deltas of one request as one."""
+    return RowDelta(
+        first.rid,
+        first.text + second.text,
+        first.tokens + second.tokens,
+        first.logprobs + second.logprobs,
+        second.finish,
+        first.reasoning + second.reasoning,
+        first.calls + second.calls,
+        second.stop_string,
+        first.spellings + second.spellings,
+    )

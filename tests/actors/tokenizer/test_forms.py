@@ -1,0 +1,108 @@
+"""Forms that requests ask of their replies, on their way to a grammar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hearth.actors.messages import Failed, Request
+from hearth.runtime.errors import HearthError
+from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, Turn
+from tests.actors.tokenizer.test_actor import harness
+from tests.runtime.text.folders import byte_level, open_tokenizer
+
+pytest.importorskip("llguidance")
+OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+BAD: dict[str, Any] = {"type": "array", "uniqueItems": True}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return open_tokenizer(tmp_path_factory.mktemp("engine"), byte_level())
+
+
+def chat(*tools: Tool, **fields: Any) -> Conversation:
+    return Conversation([Turn("user", "hi")], [*tools], **fields)
+
+
+async def answer_to(tokenizer: Tokenizer, request: Request) -> Request | Failed:
+    async with harness(tokenizer) as made:
+        made.mail.post(request)
+        mailbox: Any = made.door if request.rid == REFUSED else made.scheduler
+        answer = await mailbox.receive()
+        assert isinstance(answer, Request | Failed)
+        return answer
+
+
+REFUSED = 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "form", "grammar"),
+    [
+        ("x", ResponseFormat("regex", grammar="on|off"), "start: /on|off/"),
+        ("x", ResponseFormat("lark", grammar='start: "on"'), 'start: "on"'),
+        ("x", ResponseFormat("json_object"), "start: %json"),
+        ("x", ResponseFormat("json_schema", schema=OBJECT), "start: %json"),
+        (None, ResponseFormat("json_schema", schema=OBJECT), "%json"),
+        ("x", None, ""),
+    ],
+)
+async def test_a_form_becomes_the_grammar_of_the_reply(
+    tokenizer: Tokenizer, prompt: str | None, form: ResponseFormat | None, grammar: str
+) -> None:
+    asked = Request(1, chat=chat() if prompt is None else None, prompt=prompt, response_format=form)
+    submit = await answer_to(tokenizer, asked)
+    assert isinstance(submit, Request)
+    assert grammar in submit.options.grammar
+    assert bool(grammar) == bool(submit.options.grammar)
+    assert (submit.response_format, submit.chat, submit.features) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("conversation", "enforced"),
+    [
+        (chat(Tool("f", parameters=BAD)), False),
+        (chat(Tool("f", parameters=OBJECT), tool_choice="none"), False),
+        (chat(Tool("f", parameters=OBJECT, strict=True)), True),
+        (chat(Tool("f", parameters=OBJECT), tool_choice="required"), True),
+        (chat(Tool("f", parameters=OBJECT), tool_choice="=f"), True),
+    ],
+)
+async def test_calls_are_held_where_they_are_forced_or_strict(
+    tokenizer: Tokenizer, conversation: Conversation, *, enforced: bool
+) -> None:
+    submit = await answer_to(tokenizer, Request(1, chat=conversation))
+    assert isinstance(submit, Request)
+    assert bool(submit.options.grammar) == enforced
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"response_format": ResponseFormat("json_schema", schema=BAD)}, "response_format.schema"),
+        ({"response_format": ResponseFormat("regex", grammar="(")}, "response_format.regex"),
+        ({"response_format": ResponseFormat("lark", grammar="x")}, "response_format.grammar"),
+        ({"chat": chat(Tool("f", parameters=BAD), tool_choice="=f")}, "tools[0].parameters"),
+    ],
+)
+async def test_what_cannot_be_enforced_is_refused_before_it_is_accepted(
+    tokenizer: Tokenizer, asked: dict[str, Any], field: str
+) -> None:
+    failed = await answer_to(tokenizer, Request(REFUSED, **{"chat": chat(), **asked}))
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == ("grammar_invalid", field)
+
+
+async def test_without_the_extra_each_form_is_refused_by_its_field(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(field: str) -> None:
+        raise HearthError("unsupported_option", "it is not installed", field)
+
+    monkeypatch.setattr("hearth.actors.tokenizer.actor.require", missing)
+    failed = await answer_to(tokenizer, Request(REFUSED, chat=chat(reasoning_budget=5)))
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == ("unsupported_option", "reasoning_budget")
