@@ -217,8 +217,8 @@ class StepOutput(ActorMessage, tag="step_output"):
     `number` counts them from 1, and `seq` is the newest `Schedule` that the executor has seen:
     rows that are not wanted there any more, and had no place, are not here any more either.
 
-    `rids[i]` owns `tokens[i]`, of a step that ended at `ended`; a round of speculation gives a
-    request several tokens, in order, and `rounds` tell of it with the request's number as row.
+    `tokens` are of a step that ended at `ended`; a round of speculation gives a request several, in
+    order, and `rounds` tell of it. Both have the request's number as row.
     `placed` rows take part from the next step on. `begun` rows have had their first tokens, and got
     their places at these times; of their prompts `cached` tokens came from the prefix cache.
     `finished` rows ended with a token of this step; `preempted` ones have left with all that they
@@ -229,7 +229,6 @@ class StepOutput(ActorMessage, tag="step_output"):
     incarnation: int
     number: int
     seq: int
-    rids: list[int] = []
     tokens: list[RowToken] = []
     ended: float = 0.0
     placed: list[int] = []
@@ -243,17 +242,12 @@ class StepOutput(ActorMessage, tag="step_output"):
     rounds: list[RowRound] = []
     cached: dict[int, int] = {}
 
-    def __post_init__(self) -> None:
-        """Refuse, in a decoder too, tokens without a request."""
-        if len(self.rids) != len(self.tokens):
-            raise ValueError("each token has one request")
-
     def without_tokens(self) -> "StepOutput | None":
         """Return a copy without tokens for the scheduler; None if there are tokens alone."""
         changed = self.begun or self.finished or self.failed or self.images
         if self.tokens and not changed:
             return None
-        return msgspec.structs.replace(self, rids=[], tokens=[], rounds=[], cached={})
+        return msgspec.structs.replace(self, tokens=[], rounds=[], cached={})
 
 
 class RowsCut(ActorMessage, tag="rows_cut"):

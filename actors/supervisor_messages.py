@@ -3,7 +3,7 @@
 import msgspec
 
 from hearth.actors.messages import ActorMessage, ExecutorLimits
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 from hearth.runtime.loading import Stage

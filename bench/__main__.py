@@ -18,7 +18,7 @@ _COMMANDS = {
         "hearth.bench.spec.command:spec", "Speculation beside plain decoding, and its proof."
     ),
     "prefix": LazyCommand(
-        "hearth.bench.prefix.command:prefix",
+        "hearth.bench.prefix:prefix",
         "Prompts that begin alike, with the prefix cache and without.",
     ),
     "lora": LazyCommand(

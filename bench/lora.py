@@ -27,13 +27,11 @@ from hearth.bench.one_row import (
     quick_option,
     threads_option,
 )
-from hearth.bench.report import Record, note, print_fields, publish, record_option
+from hearth.bench.report import Record, judged, print_fields, publish, record_option
 from hearth.daemon.cli.console import progress_bar
-from hearth.daemon.cli.errors import FAILED
 from hearth.daemon.cli.options import json_option
 from hearth.daemon.shipped import SOURCE
 from hearth.runtime.config import LLMEngineRunnerConfig
-from hearth.runtime.files import cache_folder
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.lora.adapter import Adapter, LowRank, projection_shapes
 from hearth.runtime.options import RuntimeOptions
@@ -251,7 +249,7 @@ def lora(
     tokens: int,
     switches: int,
     threads: int,
-    cache: Path | None,
+    cache: Path,
     builder_python: str | None,
     record: Record,
     quick: bool,
@@ -268,13 +266,12 @@ def lora(
         raise click.UsageError("--quick is a model of its own")
     chosen = choose_kind(device, kind, threads, builder_python)
     plain = export_options(chosen, builder_python, _CAPACITY)
-    folder = cache or cache_folder() / "bench"
     with progress_bar() as progress:
         shipped = model == "tiny"
-        source = SOURCE if shipped else random_source("0.6b", folder, progress, quick=quick)
+        source = SOURCE if shipped else random_source("0.6b", cache, progress, quick=quick)
         stem = f"{source.name}-lora-{chosen}"
         engines = [
-            exported(source, folder, f"{stem}-{options.max_lora_rank}", options, progress)
+            exported(source, cache, f"{stem}-{options.max_lora_rank}", options, progress)
             for options in (plain, structs.replace(plain, max_lora_rank=rank))
         ]
     asked = RuntimeOptions(threads=threads, max_batch=1, capacity=room(tokens), verify=False)
@@ -287,11 +284,4 @@ def lora(
         found = session.figures(rounds, tokens, switches, partial(progress, "steps"))
     publish(found, lambda: print_fields("Adapters", found), as_json=as_json)
     record.keep({f"lora/{device}/{model}/{chosen}": found})
-    return _judge(found, shipped=shipped)
-
-
-def _judge(found: LoraFigures, *, shipped: bool) -> int:
-    missed = found.missed(shipped=shipped)
-    for aim in missed:
-        note(f"missed: {aim}")
-    return FAILED if missed else 0
+    return judged(f"missed: {aim}" for aim in found.missed(shipped=shipped))

@@ -9,9 +9,16 @@ import msgspec
 
 from hearth.bench.child_process import ChildProcess, family_usage
 from hearth.bench.memory_stages import STAGES, MemoryJob
-from hearth.bench.report import Record, log_folder, note, print_cases, publish, record_option
+from hearth.bench.report import (
+    Record,
+    judged,
+    log_folder,
+    note,
+    print_cases,
+    publish,
+    record_option,
+)
 from hearth.bench.toy_daemon import engine_option, given_or_toy
-from hearth.daemon.cli.errors import FAILED
 from hearth.daemon.cli.options import json_option
 from hearth.runtime.device.cuda.context import open_context
 from hearth.runtime.errors import HearthError
@@ -80,10 +87,8 @@ def memory(
         found = measure_memory(job, log_folder() / "memory.log")
     publish(found, lambda: _print(found), as_json=as_json)
     record.keep({name or "memory": found})
-    if found.device == "cuda" and not found.within_aim:
-        note("the prediction is off by more than 5%")
-        return FAILED
-    return 0
+    off = found.device == "cuda" and not found.within_aim
+    return judged(["the prediction is off by more than 5%"] if off else [])
 
 
 def _print(found: MemoryFigures) -> None:

@@ -8,7 +8,8 @@ import click
 
 from hearth.daemon.gpu_facts import gpu_facts
 from hearth.runtime.export import ExportOptions
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
+from hearth.runtime.files import cache_folder
 
 Kind = Literal["fp32", "int8", "int4", "kernels", "ort-cuda", "tensorrt"]
 _ON_CPU: tuple[Kind, ...] = ("fp32", "int8", "int4")
@@ -29,6 +30,7 @@ cache_option = click.option(
     "--cache",
     type=click.Path(path_type=Path),
     metavar="DIR",
+    default=lambda: cache_folder() / "bench",
     help="Where models are kept between runs (about 8 GB).  [$HEARTH_CACHE/bench]",
 )
 builder_option = click.option(

@@ -25,9 +25,9 @@ from hearth.runtime.export.kernels_export import HEAD, Part, write_kernel_weight
 from hearth.runtime.export.layout import EMBEDDING, expected_tensors
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.text_files import copy_text_files
+from hearth.runtime.export.weights import pack, round_weights
 from hearth.runtime.files import fresh_folder
 from hearth.runtime.tensors.tensor import numpy_dtype
-from hearth.runtime.weights.quantised import pack, round_weights
 from hearth.runtime.weights.weights_file import EMBEDDING as TABLE
 from hearth.runtime.weights.weights_file import write_layout
 

@@ -14,6 +14,7 @@ import msgspec
 from rich.table import Table
 
 from hearth.daemon.cli.console import out
+from hearth.daemon.cli.errors import FAILED
 from hearth.runtime.errors import HearthError
 from hearth.runtime.files import cache_folder
 
@@ -34,6 +35,15 @@ def log_folder(cache: Path | None = None) -> Path:
     folder = (cache or cache_folder() / "bench") / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def judged(faults: Iterable[str]) -> int:
+    """Say on standard error what is wrong with a bench's figures; its exit code."""
+    code = 0
+    for fault in faults:
+        note(fault)
+        code = FAILED
+    return code
 
 
 def publish(figures: Any, show: Callable[[], None], *, as_json: bool) -> None:

@@ -16,9 +16,8 @@ from hearth.daemon.vision_memory import most_tokens
 from hearth.runtime.config import PlanRecord
 from hearth.runtime.device.open import open_device
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine import EngineOptions, physical_cores
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.generation.answer_check import AnswerReport
 from hearth.runtime.generation.assembly import share_context_memory
 from hearth.runtime.generation.budget import Budget, budgets_of, fit_deployment

@@ -1,17 +1,25 @@
-"""Checks that an engine folder can be served as settings say, at a start and before a reload."""
+"""An engine folder as settings say it is served: its files, checks before that, plans of actors."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import msgspec
 from msgspec import structs
 
-from hearth.daemon.configuration.places import adapters_folder
+from hearth.actors.addresses import Addresses
+from hearth.actors.messages import ExecutorReady
+from hearth.actors.roles import EncoderSettings, ExecutorSettings
+from hearth.actors.supervisor_messages import ActorReady
+from hearth.daemon.adapters import adapters_folder
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.shipped import engine_folder, same_engine
 from hearth.daemon.supervision.file_watch import WatchedFile
+from hearth.daemon.supervision.supervisor import ActorPlan
+from hearth.daemon.vision_memory import VisionMemory
 from hearth.runtime.config import config_file, load_config
 from hearth.runtime.engine_folder import DRAFT_FOLDER, engine_identity
 from hearth.runtime.errors import HearthError
@@ -130,3 +138,75 @@ async def verify_weights(
     weights = ExternalWeightManager.open(engine, load_config(engine), options.weights)
     if weights is not None:
         await anyio.to_thread.run_sync(weights.verify)
+
+
+_ALWAYS = sys.maxsize
+"""Restarts in a row."""
+
+
+def executor_plan(
+    settings: Settings,
+    engine: Path,
+    epoch: str = "",
+    vision_memory: VisionMemory | None = None,
+    files: tuple[WatchedFile, ...] = (),
+    *,
+    identity: str = "",
+) -> ActorPlan:
+    """The executor as its supervisor keeps it; its paths do not depend on the working folder."""
+    given = ExecutorSettings(
+        engine=str(engine.absolute()),
+        options=runtime_options(settings),
+        identity=identity,
+        patches=vision_memory and vision_memory.patches.shared,
+        embeddings=vision_memory and vision_memory.embeddings.shared,
+    )
+    return _plan("executor", given, settings, epoch, vision_memory)._replace(files=files)
+
+
+def encoder_plan(
+    settings: Settings,
+    engine: Path,
+    epoch: str,
+    vision_memory: VisionMemory,
+    files: tuple[WatchedFile, ...] = (),
+    *,
+    identity: str = "",
+) -> ActorPlan:
+    """The encoder likewise; however often it is lost, requests of text alone go on."""
+    given = EncoderSettings(
+        engine=str(engine.absolute()),
+        options=runtime_options(settings),
+        identity=identity,
+        pictures=vision_memory.pictures.shared,
+        patches=vision_memory.patches.shared,
+        embeddings=vision_memory.embeddings.shared,
+        own=settings.encoder,
+    )
+    kept = structs.replace(settings.supervision, restart_limit=_ALWAYS)
+    plan = _plan("encoder", given, settings, epoch, vision_memory)
+    return plan._replace(supervision=kept, files=files)
+
+
+def _plan(
+    role: str,
+    given: msgspec.Struct,
+    settings: Settings,
+    epoch: str,
+    vision_memory: VisionMemory | None,
+) -> ActorPlan:
+    return ActorPlan(
+        role,
+        given,
+        settings.supervision,
+        logs=settings.logs,
+        epoch=epoch,
+        descriptors=vision_memory.descriptors if vision_memory else (),
+    )
+
+
+def executor_ready(ready: ActorReady, addresses: Addresses) -> ExecutorReady:
+    """Message to the scheduler about an executor that can work."""
+    if ready.limits is None:
+        raise HearthError("internal", "the executor did not tell its limits", "limits")
+    return ExecutorReady(addresses.incarnation, addresses.work, ready.limits)

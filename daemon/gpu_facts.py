@@ -8,8 +8,7 @@ from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.cuda.compiler import compiler_version, load_compiler_api
 from hearth.runtime.device.cuda.context import CudaContext, open_context
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.tensorrt.library import load_library
-from hearth.runtime.executor.tensorrt.manifest import check_plan
+from hearth.runtime.executor.tensorrt_library import check_plan, load_library
 from hearth.runtime.onnx_runtime import check_provider, check_version, load_onnx_runtime
 
 _FIRST_FOR_KERNELS = (8, 0)

@@ -24,6 +24,7 @@ from hearth.actors.addresses import (
     WORK_LIMIT,
     Addresses,
     SocketFolder,
+    private_folder,
 )
 from hearth.actors.logs import Log, certain_log, configure_logging, set_level
 from hearth.actors.mailbox import Receiver, Sender, ZmqContext
@@ -36,12 +37,10 @@ from hearth.actors.messages import (
     SchedulerControl,
     TokenizerMessage,
 )
-from hearth.actors.private_folder import private_folder
 from hearth.actors.scheduler.actor import SchedulerActor, open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, SupervisorMessage
 from hearth.actors.tokenizer.actor import TokenizerActor, open_tokenizer
-from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
-from hearth.daemon.adapters.store import open_adapters
+from hearth.daemon.adapters import open_adapters
 from hearth.daemon.configuration.settings import SETTINGS, Settings, replaced
 from hearth.daemon.connections import StreamServer
 from hearth.daemon.control.messages import Reload, Reloaded, control_path
@@ -52,7 +51,10 @@ from hearth.daemon.door.state import DoorFacts, door_facts, within
 from hearth.daemon.engine_settings import (
     check_settings,
     deployment_of,
+    encoder_plan,
     engine_files,
+    executor_plan,
+    executor_ready,
     runtime_options,
     verify_weights,
 )

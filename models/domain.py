@@ -1,9 +1,19 @@
-"""The types that intents, homes and conversations share."""
+"""The types that intents, homes and conversations share, and random choices by shares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
+
+
+def likely(rng: Random, share: float) -> bool:
+    """Return true in this share of the calls."""
+    return rng.random() < share
+
+
+def weighted(rng: Random, shares: Mapping[str, float]) -> str:
+    """Return one of the keys, each as often as its share says."""
+    return rng.choices(list(shares), list(shares.values()))[0]
 
 
 class Combination(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from models.conversations import Message
-from models.peft_folder import write_merged
+from models.merge_adapter import write_merged
 from models.rewordings import ADAPTERS, REWORDINGS, Rewording, reworded
 from models.splits import Prompt, held_out
 
@@ -87,7 +87,7 @@ def _through_daemon(prompts: Sequence[Prompt], threads: int, adapter: str) -> li
 
 
 def _in_process(prompts: Sequence[Prompt], folder: Path, adapter: str) -> list[str]:
-    from models.transformers_answers import answers  # noqa: PLC0415 - it needs torch
+    from models.folder import answers  # noqa: PLC0415 - it needs torch
 
     with tempfile.TemporaryDirectory() as scratch:
         if adapter:

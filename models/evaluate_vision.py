@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from hearth_client import Client, Image
-from models.vision.prompts import Prompt, held_out_prompts, score, table
+from models.vision.questions import Prompt, held_out_prompts, score, table
 
 WHOLE: Final = "whole"
 MAX_TOKENS: Final = 32

@@ -1,15 +1,17 @@
-"""The model folder: its configuration, its template and its files."""
+"""The model folder: its configuration, its template, its files, and answers from one."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from models.tokenizer import END, END_OF_TEXT, START, VOCABULARY
+from models.conversations import Message
+from models.stream import END, END_OF_TEXT, START, VOCABULARY
 
 TEMPLATE: Final = (
     "{%- for message in messages -%}\n"
@@ -89,3 +91,30 @@ def write_folder(out: Path, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> No
         if name != "lm_head.weight"
     }
     save_file(weights, out / "model.safetensors", {"format": "pt"})
+
+
+ROWS: Final = 100
+
+
+def answers(
+    folder: Path, chats: Sequence[list[Message]], max_tokens: int, rows: int = ROWS
+) -> list[str]:
+    """Return the answer to each chat, computed in float32, so many rows at once."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    texts = [
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        for chat in chats
+    ]
+    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    found: dict[int, str] = {}
+    for begin in range(0, len(order), rows):
+        part = order[begin : begin + rows]
+        inputs = tokenizer([texts[i] for i in part], return_tensors="pt", padding=True).to(device)
+        with torch.inference_mode():
+            outputs = model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False)
+        replies = outputs[:, inputs["input_ids"].shape[1] :]
+        texts_out = tokenizer.batch_decode(replies, skip_special_tokens=True)
+        found.update(zip(part, texts_out, strict=True))
+    return [found[index] for index in range(len(texts))]

@@ -19,9 +19,8 @@ from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.engine_files import engine_config
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.options import ExportOptions
-from hearth.runtime.export.reference_pass import reference_logits
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.weights.quantised import Kind
+from hearth.runtime.export.reference_pass import RoundedWeights, reference_logits
+from hearth.runtime.export.weights import Kind
 from models.conversations import render
 from models.splits import Prompt, held_out
 from models.stream import Batch, padded

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 
-from models.chances import likely
-from models.domain import Draw, Pool
-from models.names import compose_word
-from models.vocabulary import DAYS, GROCERIES, ITEMS, MONTHS, PLACES, PLURALS, ROOMS
+from models.domain import Draw, Pool, likely
+from models.vocabulary import DAYS, GROCERIES, ITEMS, MONTHS, PLACES, PLURALS, ROOMS, compose_word
 
 SWITCHED = (
     "light",

@@ -8,22 +8,26 @@ from itertools import islice
 from random import Random
 from typing import Final, NamedTuple
 
-from models.chances import likely
-from models.conversations import Conversation, Message, random_system
-from models.domain import Combination, Context, Turn
-from models.homes import Namer, random_home, seen_name, unseen_name
-from models.intents import INTENTS
-from models.names import UNSEEN
-from models.turns import (
+from models.conversations import (
     Allowed,
+    Conversation,
+    Message,
+    Namer,
     any_turn,
     make_turn,
     missing_turn,
     on_device,
     pair_turn,
+    random_home,
+    random_system,
     record,
+    seen_name,
     state_fact,
+    unseen_name,
 )
+from models.domain import Combination, Context, Turn, likely
+from models.intents import INTENTS
+from models.vocabulary import UNSEEN
 
 COMBINATIONS: Final = 1000
 UNSEEN_NAMES: Final = 200

@@ -1,4 +1,4 @@
-"""An endless seeded stream of training batches, generated while the model trains."""
+"""The tokenizer, and an endless seeded stream of training batches, made while the model trains."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,14 +7,50 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from models.chances import likely
 from models.conversations import Conversation, random_conversation, render
-from models.domain import Turn
+from models.domain import Turn, likely
 from models.splits import in_training
-from models.tokenizer import END, START
 from models.vocabulary import ROOMS
+
+END_OF_TEXT: Final = "<|endoftext|>"
+START: Final = "<|im_start|>"
+END: Final = "<|im_end|>"
+VOCABULARY: Final = 1024
+CONVERSATIONS: Final = 4000
+
+# A space is no part of a word, so that a name copied from the list into JSON keeps its tokens.
+_PIECES: Final = r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+"
+
+
+def training_text(seed: int) -> Iterator[str]:
+    """Yield the text of training conversations, without special tokens."""
+    rng = Random(seed)
+    for _ in range(CONVERSATIONS):
+        text = render(random_conversation(rng, in_training).messages())
+        yield text.replace(START, "").replace(END, "")
+
+
+def train_tokenizer(seed: int) -> Tokenizer:
+    """Return a tokenizer trained on generated conversations."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(training_text(seed), trainer)
+    return tokenizer
+
 
 MAX_TOKENS: Final = 2048
 POOL: Final = 512

@@ -8,11 +8,19 @@ from typing import Final
 import torch
 from tokenizers import Tokenizer
 
-from models.draft_base import Base
-from models.draft_folder import write_draft
-from models.draft_loss import Anchors, Losses, Unrolled, anchors_of, losses_of
-from models.draft_model import TAPS, Draft, DraftShape
-from models.training import (
+from models.draft import (
+    TAPS,
+    Anchors,
+    Base,
+    Draft,
+    DraftShape,
+    Losses,
+    Unrolled,
+    anchors_of,
+    losses_of,
+    write_draft,
+)
+from models.train import (
     Defaults,
     Settings,
     Taken,

@@ -1,6 +1,9 @@
-"""Rooms, things, people and the other words that fill the slots."""
+"""Rooms, things, people, device names and the other words that fill the slots."""
 
+from random import Random
 from typing import Final
+
+from models.domain import likely, weighted
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -91,3 +94,138 @@ PLURALS: Final[dict[str, str]] = {
     "camera": "cameras", "vacuum": "vacuums", "robot": "robots", "oven": "ovens",
     "washer": "washers", "humidifier": "humidifiers", "sprinkler": "sprinklers",
 }  # fmt: skip
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+SEEN: Final[dict[str, tuple[str, ...]]] = {
+    "light": _names(
+        "desk lamp, floor lamp, ceiling light, reading lamp, bedside lamp, wall light,"
+        "porch light, garden light, strip light, night light, mirror light, counter light,"
+        "stair light, piano lamp, corner lamp, spot light, fairy lights, closet light"
+    ),
+    "plug": _names(
+        "coffee plug, printer plug, charger plug, aquarium plug, radio plug, toaster plug,"
+        "router plug, freezer plug, bench plug, window plug, tree plug, pump plug,"
+        "iron plug, mixer plug"
+    ),
+    "thermostat": _names(
+        "main thermostat, upstairs thermostat, downstairs thermostat, nursery thermostat,"
+        "guest thermostat, floor thermostat, wall thermostat, north thermostat,"
+        "south thermostat, loft thermostat, office thermostat, hall thermostat"
+    ),
+    "heater": _names(
+        "towel heater, panel heater, space heater, oil heater, bath heater, water heater,"
+        "patio heater, desk heater, tent heater, radiator, small radiator, tall radiator"
+    ),
+    "blind": _names(
+        "window blind, door blind, roof blind, left blind, right blind, kitchen shutter,"
+        "east curtain, west curtain, balcony awning, bay curtain, skylight shade,"
+        "garage door, patio shutter, bed curtain"
+    ),
+    "lock": _names(
+        "front door, back door, side door, cellar door, garden gate, shed lock, bike lock,"
+        "gun safe, wine cabinet, mail box, office door, attic hatch"
+    ),
+    "speaker": _names(
+        "kitchen speaker, shelf speaker, desk speaker, bath radio, clock radio, sound bar,"
+        "party speaker, ceiling speaker, left speaker, right speaker, record player,"
+        "garden speaker, bedside radio"
+    ),
+    "tv": _names(
+        "main tv, bedroom tv, kitchen tv, small screen, big screen, projector,"
+        "guest tv, wall screen, den tv, gym tv, old television, new television"
+    ),
+    "fan": _names(
+        "ceiling fan, desk fan, floor fan, tower fan, window fan, exhaust fan, attic fan,"
+        "bath fan, box fan, stove hood, pedestal fan, cellar fan, duct fan"
+    ),
+    "camera": _names(
+        "door camera, porch camera, yard camera, nursery camera, drive camera, pet camera,"
+        "roof camera, gate camera, hall camera, barn camera, stair camera, pool camera"
+    ),
+    "vacuum": _names(
+        "robot vacuum, upstairs vacuum, downstairs vacuum, little sweeper, floor mop,"
+        "window cleaner, pool cleaner, lawn mower, dust buddy, carpet cleaner, quiet sweeper"
+    ),
+    "robot": _names(
+        "rover, kitchen robot, helper robot, arm robot, porter, delivery robot, walker,"
+        "tall robot, small robot, butler, guard robot, garden robot, scout, lifter, courier"
+    ),
+    "oven": _names(
+        "oven, wall oven, steam oven, pizza oven, bread maker, air fryer, slow cooker,"
+        "rice cooker, grill, toaster oven, coffee maker, kettle, tea maker, waffle iron"
+    ),
+    "washer": _names(
+        "washer, dryer, dishwasher, washing machine, tumble dryer, top washer, sock washer,"
+        "shared washer, guest dryer, bottle washer, cellar washer, glass washer"
+    ),
+    "humidifier": _names(
+        "humidifier, air purifier, dehumidifier, bedroom purifier, mist maker, air cleaner,"
+        "nursery humidifier, plant humidifier, cellar dehumidifier, scent diffuser"
+    ),
+    "sprinkler": _names(
+        "lawn sprinkler, front sprinkler, back sprinkler, rose sprinkler, drip line,"
+        "greenhouse hose, tomato sprinkler, hedge sprinkler, fountain, pond pump, rain valve"
+    ),
+}
+
+UNSEEN: Final[dict[str, tuple[str, ...]]] = {
+    "light": _names("juniper lamp, marigold light, zodiac lantern, obelisk lamp, velvet uplighter"),
+    "plug": _names("tadpole plug, quartz outlet, badger socket"),
+    "thermostat": _names("tundra thermostat, meridian dial, glacier thermostat"),
+    "heater": _names("basalt heater, ember stove, salamander heater"),
+    "blind": _names("origami blind, harbour curtain, papyrus shade"),
+    "lock": _names("citadel door, walnut hatch, drawbridge gate"),
+    "speaker": _names("nightingale speaker, thunder box, cricket radio"),
+    "tv": _names("panorama screen, octagon tv, kaleidoscope"),
+    "fan": _names("zephyr fan, windmill fan, monsoon fan"),
+    "camera": _names("falcon camera, periscope, lynx camera"),
+    "vacuum": _names("hedgehog vacuum, beetle sweeper, pelican mop"),
+    "robot": _names("jasper robot, clementine, figaro, sprocket"),
+    "oven": _names("vesuvius oven, dragon kettle, samovar"),
+    "washer": _names("otter washer, niagara dryer, puffin washer"),
+    "humidifier": _names("orchid mister, lagoon purifier, fern humidifier"),
+    "sprinkler": _names("heron sprinkler, cascade hose, willow sprinkler"),
+}
+
+_COMMON = frozenset(word for names in SEEN.values() for name in names for word in name.split())
+_UNSEEN_WORDS = frozenset(
+    word for names in UNSEEN.values() for name in names for word in name.split()
+)
+UNSEEN_WORDS: Final = _UNSEEN_WORDS - _COMMON
+
+_WORDS: Final = tuple(sorted(_COMMON))
+_SHAPES: Final = {"word": 0.2, "noun": 0.55, "words": 0.1, "number": 0.15}
+_LENGTHS: Final = range(3, 14)
+_ONSETS = _names(
+    ",b,bl,br,c,ch,cl,cr,d,dr,f,fl,g,gl,gr,h,j,k,l,m,n,p,pl,pr,qu,r,s,sc,sh,sl,sp,st,t,th,tr,v,w,z"
+)
+_NUCLEI = _names("a,e,i,o,u,y,ai,au,ea,ee,ia,io,oo,ou")
+_CODAS = _names(",,,,b,ck,d,g,l,ll,m,n,nd,ng,nt,p,r,rd,rn,s,sh,st,t,x")
+
+
+def compose_word(rng: Random) -> str:
+    """Return a made-up lower-case word that is no unseen word."""
+    if likely(rng, 0.1):
+        return rng.choice(_WORDS) + rng.choice(_WORDS)
+    while True:
+        count = rng.choice((1, 2, 2, 2, 3, 3, 4))
+        word = "".join(
+            rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(count)
+        )
+        if len(word) in _LENGTHS and word not in UNSEEN_WORDS:
+            return word
+
+
+def compose_name(rng: Random, kind: str) -> str:
+    """Return a made-up device name, with or without the noun of its kind."""
+    noun = rng.choice(SEEN[kind]).split()[-1]
+    shape = weighted(rng, _SHAPES)
+    first = noun if shape == "number" else compose_word(rng)
+    if shape == "word":
+        return first
+    last = {"noun": noun, "words": compose_word(rng), "number": str(rng.randrange(1, 100))}
+    return f"{first} {last[shape]}"

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
@@ -7,8 +8,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import FinishReason, RowRequest, RowToken
-from hearth.runtime.sampling import Sample
+from hearth.runtime.request import RowRequest, RowToken
 
 Kept = TypeVar("Kept")
 
@@ -19,18 +19,6 @@ class RowMove(NamedTuple):
     source: int
     target: int
     used: int
-
-
-class SlotAssignment(NamedTuple):
-    """Place of a new row, whose first `filled` tokens come from the prefix cache.
-
-    So do the first `drafted` entries of a draft engine.
-    """
-
-    place: int
-    request: RowRequest
-    filled: int = 0
-    drafted: int = 0
 
 
 class DirtySlots(NamedTuple):
@@ -46,24 +34,29 @@ class BatchReorder(NamedTuple):
 
     The places 0 to `rows` - 1 are taken from then on. Moves happen in their order: each target is
     free by its turn, rows go up or down, and a row moves once. `RowMove.used` counts slots of
-    the base's cache; an owner with lengths of its own uses those. Dirty slots are zeroed
-    when all rows have moved.
+    the base's cache; an owner with lengths of its own uses those. New rows have their place in
+    `assignments`: their first `filled` tokens, and `drafted` entries of a draft engine, come from
+    the prefix cache. Dirty slots are zeroed when all rows have moved.
     """
 
     rows: int
     moves: Sequence[RowMove] = ()
-    assignments: Sequence[SlotAssignment] = ()
+    assignments: Sequence[tuple[int, "DecodingRow"]] = ()
     stale: Sequence[DirtySlots] = ()
 
     @classmethod
     def fresh(cls, requests: Sequence[RowRequest]) -> "BatchReorder":
-        """Return a reorder of an empty batch, in which `requests` take the places 0, 1, ..."""
-        return cls(
-            len(requests),
-            assignments=[SlotAssignment(*assignment) for assignment in enumerate(requests)],
-        )
+        """Return a reorder of an empty batch, in which `requests` take the places 0, 1, ...
 
-    def settle(self, kept: Sequence[Kept], assign: Callable[[SlotAssignment], Kept]) -> list[Kept]:
+        Their rows are full: they get no tokens.
+        """
+        rows = [
+            DecodingRow(place, request, len(request.token_ids), frozenset())
+            for place, request in enumerate(requests)
+        ]
+        return cls(len(rows), assignments=list(enumerate(rows)))
+
+    def settle(self, kept: Sequence[Kept], assign: Callable[["DecodingRow"], Kept]) -> list[Kept]:
         """Apply the reorder to a list by place, with `assign` for new rows.
 
         Raises `internal` where a row would be lost on its way, or a place have none or two.
@@ -74,11 +67,11 @@ class BatchReorder(NamedTuple):
                 raise HearthError("internal", f"rows cannot move so: {list(self.moves)}")
             places[target] = places.pop(source)
             settled.add(target)
-        for one in self.assignments:
-            if one.place in settled:
-                raise HearthError("internal", f"place {one.place} is given to two rows")
-            places[one.place] = assign(one)
-            settled.add(one.place)
+        for place, row in self.assignments:
+            if place in settled:
+                raise HearthError("internal", f"place {place} is given to two rows")
+            places[place] = assign(row)
+            settled.add(place)
         if not settled.issubset(range(self.rows)) or not places.keys() >= set(range(self.rows)):
             raise HearthError("internal", f"the places of {self.rows} rows are not 0, 1, ...")
         return [places[place] for place in range(self.rows)]
@@ -117,7 +110,10 @@ def tokens_to_generate(row: RowRequest, capacity: int) -> int:
 class DecodingRow:
     """One row of a running batch.
 
-    `number` identifies its tokens in step results. `filled` counts the tokens that the caches hold
+    `number` identifies its tokens in step results, `order` counts the rows admitted before it since
+    none was live. It was admitted at `placed`, in seconds of the monotonic clock, once all rows had
+    taken `prefill_from` seconds of prefill, and has paid for its own once they have decoded for
+    `paid_from` seconds. `filled` counts the tokens that the caches hold
     once all queued steps have ended; `remaining_budget` the tokens up to its limit that none of
     these steps samples; `passed` the chunks that later rows had before it since its own last one.
     Rows with `speculation_disabled` take no trees, as their own have failed. Of the prompt `reused`
@@ -135,7 +131,11 @@ class DecodingRow:
         "initial",
         "number",
         "options",
+        "order",
+        "paid_from",
         "passed",
+        "placed",
+        "prefill_from",
         "prompt_length",
         "remaining_budget",
         "request",
@@ -155,7 +155,9 @@ class DecodingRow:
         self.prompt_length = request.prompt_length
         self.options = request.options
         self.speculation_disabled = False
-        self.filled = self.passed = self.reused = self.drafted = 0
+        self.filled = self.passed = self.reused = self.drafted = self.order = 0
+        self.placed = self.prefill_from = 0.0
+        self.paid_from = math.inf
         self.exact_prefix_len = capacity
         self.state = _LIVE
         self._longest = request.prompt_length + tokens_to_generate(request, capacity)
@@ -177,7 +179,7 @@ class DecodingRow:
         """The tokens beyond the prompt."""
         return self.token_ids[self.prompt_length :]
 
-    def take(self, sample: Sample | None) -> RowToken | None:
+    def take(self, sample: RowToken | None) -> RowToken | None:
         """Append a sampled token, or fail when its logits were not finite, and report it.
 
         A row that left has nothing to report, nor has one whose logits were only checked.
@@ -190,14 +192,14 @@ class DecodingRow:
         if token_id < 0:
             return None
         self.token_ids.append(token_id)
-        finish: FinishReason | None = None
+        sample.row = self.number
         if token_id in self._end_tokens:
-            finish = "stop"
+            sample.finish = "stop"
         elif len(self.token_ids) >= self._longest:
-            finish = "length"
-        if finish is not None:
+            sample.finish = "length"
+        if sample.finish is not None:
             self.state = RowState.FINISHED
-        return RowToken(self.number, token_id, sample.logprob, sample.top, finish)
+        return sample
 
     def fail(self, code: str) -> RowToken:
         """End the row with an error and report it."""
@@ -288,20 +290,27 @@ class DecodingInferenceContext:
                 return False
         return True
 
-    def admit(self, requests: Iterable[RowRequest]) -> list[int]:
-        """Take rows, which get their places by the next `arrange`; gives their numbers.
+    def admit(
+        self, requests: Sequence[RowRequest], numbers: Sequence[int] | None = None
+    ) -> list[DecodingRow]:
+        """Take rows, which get their places by the next `arrange`.
 
-        Numbers count on from 0, and start again where no row is live.
+        No live row has one of the `numbers`. None count on from 0, and start again where no row is
+        live.
         """
         if not self.any_live:
             self._next, self._by_number = 0, {}
-        first = self._next
-        for request in requests:
-            row = DecodingRow(self._next, request, self.capacity, self._end_tokens)
+        rows = [
+            DecodingRow(number, request, self.capacity, self._end_tokens)
+            for number, request in zip(
+                numbers or range(self._next, self._next + len(requests)), requests, strict=True
+            )
+        ]
+        for row in rows:
+            row.order, self._next = self._next, self._next + 1
             self._by_number[row.number] = row
-            self._coming.append(row)
-            self._next += 1
-        return list(range(first, self._next))
+        self._coming += rows
+        return rows
 
     def leave(self, number: int) -> None:
         """Let a row leave; unknown and ended rows are ignored."""
@@ -309,13 +318,14 @@ class DecodingInferenceContext:
         if row is not None and row.state is _LIVE:
             row.state = RowState.CANCELLED
 
-    def release(self, number: int) -> list[int] | None:
+    def release(self, number: int, decode_s: float = math.inf) -> list[int] | None:
         """Let a row leave that would go on, with its tokens beyond the prompt; else None.
 
-        A row whose last token is being sampled ends by itself.
+        A row whose last token is being sampled ends by itself. One that has not paid yet, now that
+        all rows have decoded for `decode_s`, stays.
         """
         row = self._by_number.get(number)
-        if row is None or not row.runs_on:
+        if row is None or not row.runs_on or row.paid_from > decode_s:
             return None
         row.state = RowState.CANCELLED
         return row.generated
@@ -333,7 +343,7 @@ class DecodingInferenceContext:
         """
         joiners = self.joiners
         chunk = joiners[: len(lengths)]
-        newest = max(row.number for row in chunk)
+        newest = max(row.order for row in chunk)
         ended = 0
         for row, added in zip(chunk, lengths, strict=True):
             row.filled += added
@@ -342,7 +352,7 @@ class DecodingInferenceContext:
                 row.remaining_budget -= 1
                 ended += 1
         for row in joiners[len(chunk) :]:
-            row.passed += row.number < newest
+            row.passed += row.order < newest
         self.decoding += ended
         return ended
 
@@ -397,11 +407,11 @@ class DecodingInferenceContext:
         fills: list[RowMove] = []
         downs: list[RowMove] = []
         ups: list[RowMove] = []
-        assignments: list[SlotAssignment] = []
+        assignments: list[tuple[int, DecodingRow]] = []
         for target, row in enumerate(self.rows):
             source = before.get(row)
             if source is None:
-                assignments.append(SlotAssignment(target, row.request, row.filled, row.drafted))
+                assignments.append((target, row))
             elif source != target:
                 into = fills if target < self.decoding else downs if target < source else ups
                 into.append(RowMove(source, target, row.filled))

@@ -230,16 +230,21 @@ def parse_config(data: bytes, source: str = CONFIG_FILE) -> LLMEngineRunnerConfi
         config = msgspec.json.decode(data, type=LLMEngineRunnerConfig)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise HearthError("engine_corrupt", f"{source} cannot be read: {error}", source) from error
-    if config.engine_format not in READ_FORMATS:
-        raise HearthError(
-            "engine_incompatible",
-            f"{source} has engine format {config.engine_format}, this Hearth reads up to "
-            f"{ENGINE_FORMAT}: export the model again",
-            "engine_format",
-        )
+    check_format(config.engine_format, source)
     _check_sizes(config)
     _check_served(config)
     return config
+
+
+def check_format(engine_format: int, source: str) -> None:
+    """Raise `engine_incompatible` for a format of `source` that is not read."""
+    if engine_format not in READ_FORMATS:
+        raise HearthError(
+            "engine_incompatible",
+            f"{source} has engine format {engine_format}, this Hearth reads up to "
+            f"{ENGINE_FORMAT}: export the model again",
+            "engine_format",
+        )
 
 
 def config_file(config: LLMEngineRunnerConfig) -> str:

@@ -88,10 +88,11 @@ def check_identity(folder: Path, identity: str) -> None:
         )
 
 
-def write_config(folder: Path, config: LLMEngineRunnerConfig) -> None:
-    """Write the configuration, one field a line, into the file that it belongs into."""
+def write_config(folder: Path, config: LLMEngineRunnerConfig | VisionConfig) -> None:
+    """Write the configuration, one field a line, into the file of its own folder."""
     text = msgspec.json.format(msgspec.json.encode(config), indent=1)
-    (folder / config_file(config)).write_bytes(text + b"\n")
+    name = VISION_CONFIG_FILE if isinstance(config, VisionConfig) else config_file(config)
+    (folder / name).write_bytes(text + b"\n")
 
 
 def verify_folder(

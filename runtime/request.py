@@ -133,11 +133,17 @@ class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
 
 
-class RowToken(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One token of one row; `row` is the number under which the runtime has admitted it.
+NO_ROW = -1
+"""Number of the row of a token that its row has not taken yet."""
 
-    `finish` is set on the row's last token. `error` (a code) replaces the token when the row
-    failed: then `token_id` is -1 and nothing follows.
+
+class RowToken(msgspec.Struct, array_like=True, omit_defaults=True):
+    """One token of one row, from the sampler on.
+
+    The sampler sets `logprob` and `top` where the row asks for them, and `token_id` to -1 where it
+    has only checked the row. The row that takes it sets `row`, its number, and `finish` on its last
+    token. `error` (a code) replaces the token when the row failed: then `token_id` is -1 and
+    nothing follows.
     """
 
     row: int

@@ -8,11 +8,11 @@ import msgspec
 
 from hearth.runtime.config import (
     ENGINE_FORMAT,
-    READ_FORMATS,
     DeviceKind,
     DType,
     FileRecord,
     PlanRecord,
+    check_format,
 )
 from hearth.runtime.errors import HearthError
 
@@ -152,13 +152,7 @@ def parse_vision_config(data: bytes, source: str = VISION_CONFIG_FILE) -> Vision
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = f"{source} cannot be read: {error}"
         raise HearthError("engine_corrupt", what, VISION_FOLDER) from error
-    if config.engine_format not in READ_FORMATS:
-        raise HearthError(
-            "engine_incompatible",
-            f"{source} has engine format {config.engine_format}, this Hearth reads up to "
-            f"{ENGINE_FORMAT}: export the model again",
-            "engine_format",
-        )
+    check_format(config.engine_format, source)
     for wrong, name, what in _faults(config):
         if wrong:
             raise HearthError("engine_corrupt", f"{name} {what}", name)

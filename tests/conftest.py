@@ -8,6 +8,9 @@ import pytest
 
 from hearth.bench.toy_daemon import toy_engine
 from hearth.daemon.cli.errors import keep_to_this_machine
+from hearth.runtime.export import ExportOptions, export_model
+
+REFERENCE = Path(__file__).parent / "references" / "qwen3"
 
 # Before any test loads a library.
 keep_to_this_machine(os.environ)
@@ -49,6 +52,14 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The engine folder that benches take where none is given."""
     return toy_engine(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine folder of a random model: 4 rows of 96 tokens. Tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("engines") / "tiny"
+    export_model(REFERENCE, folder, ExportOptions(capacity=96, max_batch=4))
+    return folder
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from hearth.runtime.config import RopeConfig
 from hearth.runtime.export.draft_config import load_draft_config
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
-from hearth.runtime.rope import rope_tables
+from hearth.runtime.export.reference_pass import rope_tables
 
 Array = NDArray[Any]
 Form = Literal["none", "offset", "direct"]

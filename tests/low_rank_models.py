@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.export.checkpoint import Checkpoint
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights
 from hearth.runtime.tensors.lora import lora_inputs
 from hearth.runtime.tensors.tensor import numpy_dtype
 

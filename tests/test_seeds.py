@@ -19,7 +19,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.speculation.eagle import EagleProposer
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import (
     build_registry_for_llm,
     build_registry_for_spec_decode_draft,

@@ -272,7 +272,8 @@ def _git(root: Path, *arguments: str) -> bytes:
 
 
 def _run_python(root: Path, *arguments: str) -> str:
-    path = os.pathsep.join(str(root / folder) for folder in (".", "clients/python"))
+    # The tree's own package comes before the one that is installed.
+    path = os.pathsep.join(str(root / folder) for folder in ("src", "clients/python", "."))
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "80"}
     return _run([sys.executable, *arguments], root, environment).decode()
 

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from hearth.actors.addresses import CONTROL_LIMIT, WORK_LIMIT
 from hearth.actors.arena import Arena
-from hearth.actors.encoder.image_decoder import ImageDecoder
-from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
+from hearth.actors.encoder.image_decoder import ImageDecodeJob, ImageDecoder, ImageDecodeResult
 from hearth.actors.executor.vision_encoder_memory import VisionEncoderMemory
 from hearth.actors.logs import set_level
 from hearth.actors.mailbox import MailboxFull, Receiver, Sender, wait_any

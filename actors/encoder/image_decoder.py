@@ -1,4 +1,4 @@
-"""Client of the process that decodes pictures, which is replaced when it fails."""
+"""Client of the process that decodes pictures, and their messages; one that fails is replaced."""
 
 from __future__ import annotations
 
@@ -17,15 +17,48 @@ import msgspec
 
 import hearth
 from hearth.actors.arena import SharedArena
-from hearth.actors.encoder.image_decoder_jobs import (
-    NO_JOB,
-    PACKET_BYTES,
-    ImageDecodeJob,
-    ImageDecodeResult,
-    ImageDecodeSettings,
-)
+from hearth.actors.messages import ImageInput
 from hearth.runtime.errors import HearthError
+from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.vision_config import VisionConfig
+
+PACKET_BYTES = 200 << 10
+"""The longest message, that of a video of 4,096 frames; one is one packet."""
+NO_JOB = -1
+
+
+class ImageDecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of the process: its end of the channel, the arenas, and its limits.
+
+    It may take `memory` bytes of addresses beside those that it has when it is ready.
+    """
+
+    channel: int
+    parent: int
+    pictures: SharedArena
+    patches: SharedArena
+    config: VisionConfig
+    memory: int
+
+
+class ImageDecodeJob(msgspec.Struct, frozen=True, array_like=True):
+    """Make patches of a picture or a video; answered by one `ImageDecodeResult`, in order."""
+
+    number: int
+    frames: list[ImageInput]
+    layout: ImageLayout
+    patches: Slot
+
+
+class ImageDecodeResult(msgspec.Struct, frozen=True, array_like=True):
+    """Result of a job: patches, or `code` and `message`. The first one, of no job, is readiness."""
+
+    number: int = NO_JOB
+    decode_s: float = 0.0
+    resize_s: float = 0.0
+    code: str = ""
+    message: str = ""
+
 
 START_S = 60.0
 """Seconds that a process may take until it is ready."""

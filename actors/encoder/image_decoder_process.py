@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from hearth.actors.arena import Arena
-from hearth.actors.encoder.image_decoder_jobs import (
+from hearth.actors.encoder.image_decoder import (
     PACKET_BYTES,
     ImageDecodeJob,
     ImageDecodeResult,
@@ -26,8 +26,7 @@ from hearth.actors.encoder.image_decoder_jobs import (
 )
 from hearth.actors.own_process import die_first, die_with, ignore_signals
 from hearth.runtime.errors import HearthError
-from hearth.runtime.image_processing.decoding import decode
-from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.decoding import decode, patch
 
 Work = Callable[[ImageDecodeJob], ImageDecodeResult]
 

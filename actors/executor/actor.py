@@ -273,8 +273,8 @@ class ExecutorActor:
         while (work := self._inbox.receive_nowait()) is not None:
             match work:
                 case Schedule():
-                    for number in self._rows.update(work):
-                        self._runtime.leave(number)
+                    for rid in self._rows.update(work):
+                        self._runtime.leave(rid)
                 case RunVisionEncoder():
                     self._run_tower(work)
                 case Unpin(client):
@@ -311,10 +311,7 @@ class ExecutorActor:
     def _preempt(self) -> None:
         """Release the preempted rows that are urgent or have decoded for long enough."""
         for rid, urgent in self._rows.preempted.items():
-            number = self._rows.number(rid)
-            if number is None or not (urgent or self._rows.has_paid(rid)):
-                continue
-            if (generated := self._runtime.release(number)) is not None:
+            if (generated := self._runtime.release(rid, paid=not urgent)) is not None:
                 self._rows.preempt(rid, generated)
                 # The executor works: its failures were those of others.
                 self._failures = 0
@@ -346,14 +343,14 @@ class ExecutorActor:
     def _admit(self, chosen: dict[int, RowRequest]) -> None:
         rids, rows, before = list(chosen), list(chosen.values()), self._runtime.adapter
         try:
-            numbers = self._runtime.admit(rows)
+            self._runtime.admit(rows, rids)
         except Exception as error:  # noqa: BLE001 - their requests are answered
             if isinstance(error, HearthError) and error.code == "cache_full":
                 self._rows.fail(rids, error)
             else:
                 self._fail(rids, error)
         else:
-            self._rows.place(rids, numbers, time.monotonic(), [_prompt_of(row) for row in rows])
+            self._rows.place(rids)
             self._switches += self._runtime.adapter != before
 
     def _unload(self, name: str) -> None:
@@ -361,8 +358,8 @@ class ExecutorActor:
         gone = HearthError("adapter_unknown", f"adapter {name} was removed", "adapter")
         running = list(self._rows) if self._runtime.adapter == name else []
         waiting = [rid for rid, row in self._rows.waiting.items() if row.options.adapter == name]
-        for number in self._rows.fail([*running, *waiting], gone):
-            self._runtime.leave(number)
+        for rid in self._rows.fail([*running, *waiting], gone):
+            self._runtime.leave(rid)
         self._adapters.unload(name)
 
     def _fail_all(self, error: Exception) -> None:
@@ -441,11 +438,6 @@ class ExecutorActor:
 
 
 _SHUTTING_DOWN = HearthError("shutting_down", "the daemon stops: send the request again later")
-
-
-def _prompt_of(row: RowRequest) -> int | None:
-    """A hash of a row's prompt; None where it has an adapter."""
-    return None if row.options.adapter else hash(tuple(row.token_ids[: row.prompt_length]))
 
 
 def _as_failure(error: Exception) -> HearthError:

@@ -1,28 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-
-from msgspec import structs
 
 from hearth.actors.messages import Encoded, EncodeFailed, Failed, Schedule, StepOutput
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.request import RowRequest, RowToken
-
-
-@dataclass(slots=True)
-class _Row:
-    """One running request; its times of prefill and decode are those of all rows."""
-
-    rid: int
-    number: int
-    placed: float
-    prompt: int | None
-    prefill_from: float
-    prefill_s: float = 0.0
-    decode_from: float | None = None
 
 
 class ExecutorRows:
@@ -41,11 +24,9 @@ class ExecutorRows:
         self.preempted: dict[int, bool] = {}
         """Rows to preempt; True if they leave before they have paid for their prefill."""
         self.verdicts: list[tuple[int, bool]] = []
-        self._running: dict[int, _Row] = {}
-        self._by_number: dict[int, _Row] = {}
+        self._running: dict[int, RowRequest] = {}
         # By request, the number of the output that has its end.
         self._ended: dict[int, int] = {}
-        self._prefill_s = self._decode_s = 0.0
         self.changed = False
         """True if there is something to send."""
         self._retiring = False
@@ -58,7 +39,7 @@ class ExecutorRows:
         return iter(self._running)
 
     def update(self, schedule: Schedule) -> list[int]:
-        """Take over a schedule, if it is the newest; the row numbers of cancelled requests."""
+        """Take over a schedule, if it is the newest; the cancelled rows that had slots."""
         if schedule.incarnation != self._incarnation or schedule.seq <= self._output.seq:
             return []
         self._output.seq, self.changed = schedule.seq, True
@@ -74,21 +55,7 @@ class ExecutorRows:
                 self.waiting[rid] = row
         self.preempted = dict.fromkeys(schedule.preempted, False)
         self.preempted |= dict.fromkeys(schedule.urgent, True)
-        return [number for rid in schedule.cancelled if (number := self._remove(rid)) is not None]
-
-    def number(self, rid: int) -> int | None:
-        """Return the number of a request's row; None if it has no slot."""
-        row = self._running.get(rid)
-        return None if row is None else row.number
-
-    def has_paid(self, rid: int) -> bool:
-        """Return True if a row has decoded for as long as its prefill took.
-
-        A row that is put back pays its prefill again; without this, long prompts under a short hold
-        limit would take turns and never get a token further.
-        """
-        row = self._running[rid]
-        return row.decode_from is not None and self._decode_s - row.decode_from >= row.prefill_s
+        return [rid for rid in schedule.cancelled if self._remove(rid)]
 
     def preempt(self, rid: int, generated: list[int]) -> None:
         """Record that a row has left with these tokens."""
@@ -96,32 +63,21 @@ class ExecutorRows:
         self._output.preempted[rid] = generated
         self.changed = True
 
-    def place(
-        self,
-        rids: Sequence[int],
-        numbers: Sequence[int],
-        now: float,
-        prompts: Sequence[int | None] = (),
-    ) -> None:
-        """Record that the runtime has admitted these requests under these numbers.
-
-        `prompts` are hashes of the prompts of rows without an adapter.
-        """
-        for rid, number, prompt in zip_longest(rids, numbers, prompts):
-            del self.waiting[rid]
-            row = _Row(rid, number, now, prompt, self._prefill_s)
-            self._running[rid] = self._by_number[number] = row
+    def place(self, rids: Sequence[int]) -> None:
+        """Record that the runtime has admitted these rows."""
+        for rid in rids:
+            self._running[rid] = self.waiting.pop(rid)
         self._output.placed += rids
         self.changed = True
 
     def fail(self, rids: Iterable[int], error: HearthError) -> list[int]:
-        """Record that these rows have failed; the numbers of those that had slots."""
+        """Record that these rows have failed; those of them that had slots."""
         failed = list(rids)
         if not failed:
             return []
         self._output.failed.append(Failed(failed, error.code, error.message, error.field))
         self.changed = True
-        return [number for rid in failed if (number := self._remove(rid)) is not None]
+        return [rid for rid in failed if self._remove(rid)]
 
     def retire(self) -> None:
         """Give up the rows that have no slots, now and from now on."""
@@ -141,40 +97,29 @@ class ExecutorRows:
             return []
         failed = {token.row for token in result.tokens if token.error == result.failure.code}
         result.tokens = [token for token in result.tokens if token.row not in failed]
-        return [rid for rid, row in self._running.items() if row.number in failed]
+        return [rid for rid in self._running if rid in failed]
 
     def record(self, result: StepResult) -> None:
-        """Record the tokens and the duration of a step."""
-        taken = result.ended - result.started
+        """Record what a step gave."""
         self.verdicts = []
-        begun: dict[int, float] = {}
-        if result.kind == "prefill":
-            self._prefill_s += taken
-            for row in [self._by_number[token.row] for token in result.tokens]:
-                row.prefill_s = self._prefill_s - row.prefill_from
-                row.decode_from = self._decode_s
-                begun[row.rid] = row.placed
-        elif result.kind != "tower":
-            self._decode_s += taken
-        for one in result.rounds:
-            self._output.rounds.append(structs.replace(one, row=self._by_number[one.row].rid))
-        for number, tokens in result.cached.items():
-            self._output.cached[self._by_number[number].rid] = tokens
+        self._output.rounds += result.rounds
+        self._output.cached |= result.cached
         if result.tokens:
-            self.generate(result.tokens, result.ended, begun)
+            self.generate(result.tokens, result.ended, result.begun)
 
     def generate(self, tokens: list[RowToken], ended: float, begun: dict[int, float]) -> None:
         """Record tokens, and rows that end with them; `begun` rows had none before."""
-        output, rows = self._output, [self._by_number[token.row] for token in tokens]
-        output.rids, output.tokens = [row.rid for row in rows], tokens
-        output.ended, output.begun = ended, begun
+        output = self._output
+        output.tokens, output.ended, output.begun = tokens, ended, begun
         self.changed = True
-        for row, token in zip(rows, tokens, strict=True):
+        for token in tokens:
             if token.finish is not None or token.error is not None:
-                if row.prompt is not None and token.error in (None, "non_finite"):
-                    self.verdicts.append((row.prompt, token.error is None))
-                output.finished.append(row.rid)
-                self._remove(row.rid)
+                row = self._running[token.row]
+                if not row.options.adapter and token.error in (None, "non_finite"):
+                    prompt = hash(tuple(row.token_ids[: row.prompt_length]))
+                    self.verdicts.append((prompt, token.error is None))
+                output.finished.append(token.row)
+                self._remove(token.row)
 
     def take_output(self) -> StepOutput | None:
         """Return the output to send now; None if nothing has changed since the last one."""
@@ -184,12 +129,8 @@ class ExecutorRows:
         self._output = StepOutput(self._incarnation, output.number + 1, output.seq)
         return output
 
-    def _remove(self, rid: int) -> int | None:
-        """Forget a row until the scheduler names it anew; its number, if it had a slot."""
+    def _remove(self, rid: int) -> bool:
+        """Forget a row until the scheduler names it anew; True if it had a slot."""
         self.waiting.pop(rid, None)
         self._ended[rid] = self._output.number
-        row = self._running.pop(rid, None)
-        if row is None:
-            return None
-        del self._by_number[row.number]
-        return row.number
+        return self._running.pop(rid, None) is not None

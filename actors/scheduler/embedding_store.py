@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,17 +17,20 @@ class SlotState(Enum):
     READY = "ready"
 
 
-@dataclass(slots=True)
-class _Kept:
+@dataclass(slots=True, eq=False)
+class StoredEmbedding:
+    """Embeddings of the image of a key, in a slot; `pins` counts the requests that name it."""
+
+    key: bytes
     slot: Slot
     state: SlotState = SlotState.EMPTY
     times: ImageTimes = field(default_factory=ImageTimes)
-    requests: set[int] = field(default_factory=set)
+    pins: int = 0
 
     @property
     def pinned(self) -> bool:
         """True if the slot must not be evicted."""
-        return bool(self.requests) or self.state is SlotState.BUSY
+        return self.pins > 0 or self.state is SlotState.BUSY
 
 
 class StoredEmbeddings:
@@ -41,25 +44,13 @@ class StoredEmbeddings:
     def __init__(self, slots: ArenaSlots) -> None:
         self._slots = slots
         # The least recently used first, of those that no request names.
-        self._kept: dict[bytes, _Kept] = {}
-        # By request: its client, and the bytes of its keys.
-        self._pins: dict[int, tuple[int, Mapping[bytes, int]]] = {}
+        self._kept: dict[bytes, StoredEmbedding] = {}
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._kept
 
     def __len__(self) -> int:
         return len(self._kept)
-
-    @property
-    def requests(self) -> list[int]:
-        """Numbers of the requests that have pinned keys."""
-        return list(self._pins)
-
-    @property
-    def pins(self) -> Collection[tuple[int, Mapping[bytes, int]]]:
-        """By request that has pinned keys: its client, and bytes by key."""
-        return self._pins.values()
 
     @property
     def used(self) -> int:
@@ -70,37 +61,34 @@ class StoredEmbeddings:
         """True if keys of so many bytes each fit into an empty arena."""
         return _bytes(wanted.values()) <= self._slots.size
 
-    def pin(self, rid: int, client: int, wanted: Mapping[bytes, int]) -> bool:
-        """Pin keys of so many bytes each for a request; False, and none, if they do not fit."""
+    def pin(self, wanted: Mapping[bytes, int]) -> list[StoredEmbedding] | None:
+        """Pin keys of so many bytes each for a request; None, and no key, if they do not fit."""
         missing = {key: size for key, size in wanted.items() if key not in self._kept}
         stay = [one.slot.size for key, one in self._kept.items() if key in wanted or one.pinned]
         if _bytes(missing.values()) + _bytes(stay) > self._slots.size:
-            return False
-        for key in wanted.keys() - missing.keys():
-            self._kept[key].requests.add(rid)
-        taken = {key: self._take(size) for key, size in missing.items()}
-        for key, slot in taken.items():
-            if slot is not None:
-                self._kept[key] = _Kept(slot, requests={rid})
-        self._pins[rid] = client, wanted
-        if None in taken.values():
-            self.release(rid)
-            return False
-        return True
+            return None
+        found = {key: self._kept[key] for key in wanted if key not in missing}
+        for one in found.values():
+            one.pins += 1
+        for key, size in missing.items():
+            slot = self._take(size)
+            if slot is None:
+                self.release(found.values())
+                return None
+            found[key] = self._kept[key] = StoredEmbedding(key, slot, pins=1)
+        return [found[key] for key in wanted]
 
-    def release(self, rid: int) -> None:
-        """Unpin the keys of a request that has ended; unknown ones are ignored."""
-        _, keys = self._pins.pop(rid, (0, ()))
-        for key in keys:
-            kept = self._kept.get(key)
-            if kept is not None:
-                kept.requests.discard(rid)
-                self._settle(key, kept)
+    def release(self, pinned: Iterable[StoredEmbedding]) -> None:
+        """Unpin what a request has pinned that has ended; what was abandoned is ignored."""
+        for one in pinned:
+            one.pins -= 1
+            if self._kept.get(one.key) is one:
+                self._settle(one)
 
     def is_named(self, key: bytes) -> bool:
         """True if a request names the key."""
         kept = self._kept.get(key)
-        return kept is not None and bool(kept.requests)
+        return kept is not None and kept.pins > 0
 
     def state(self, key: bytes) -> SlotState:
         """State of the slot of a key that is here."""
@@ -124,13 +112,13 @@ class StoredEmbeddings:
         """Mark the slot of a key as ready."""
         kept = self._kept[key]
         kept.state, kept.times = SlotState.READY, times
-        self._settle(key, kept)
+        self._settle(kept)
 
     def fail(self, key: bytes) -> None:
         """Mark the slot of a key as not begun: its writer has failed and ended."""
         kept = self._kept[key]
         kept.state = SlotState.EMPTY
-        self._settle(key, kept)
+        self._settle(kept)
 
     def abandon(self, key: bytes) -> Slot:
         """Remove a key whose slot may still be written to; `free` frees that slot later."""
@@ -140,13 +128,13 @@ class StoredEmbeddings:
         """Free an abandoned slot, to which nothing writes any more."""
         self._slots.free(slot)
 
-    def _settle(self, key: bytes, kept: _Kept) -> None:
+    def _settle(self, kept: StoredEmbedding) -> None:
         """Free the slot of a key that is not pinned, or keep it as the most recently used."""
         if kept.pinned:
             return
-        del self._kept[key]
+        del self._kept[kept.key]
         if kept.state is SlotState.READY:
-            self._kept[key] = kept
+            self._kept[kept.key] = kept
         else:
             self._slots.free(kept.slot)
 

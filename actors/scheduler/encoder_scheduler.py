@@ -85,6 +85,8 @@ class EncoderScheduler:
         self._store = StoredEmbeddings(self._arenas.embeddings)
         self._numbers = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
+        # Requests that have pinned embeddings, in the order of their admission.
+        self._pinning: list[RequestState] = []
         self._abandoned: dict[str, list[_AbandonedSlots]] = {"encoder": [], "tower": []}
         self._present = {"encoder": False, "tower": False}
         self._stirred = False
@@ -108,7 +110,8 @@ class EncoderScheduler:
             return refusal
         self._let_go(is_open)
         allowed = self._within_share(entry, wanted, share)
-        if not self._store.pin(entry.rid, entry.client, wanted):
+        pinned = self._store.pin(wanted)
+        if pinned is None:
             return Refusal(
                 "queue_full",
                 "the images of open requests leave no room for more: try again later",
@@ -116,15 +119,16 @@ class EncoderScheduler:
                 1,
             )
         if not allowed:
-            self._store.release(entry.rid)
+            self._store.release(pinned)
             return Refusal(
                 "too_many_requests",
                 "with this request the embeddings of this client's images would be more than its "
                 "share: wait for a request to end",
                 "client_queue_share",
             )
-        ready = SlotState.READY
-        entry.missing = {key for key in wanted if self._store.state(key) is not ready}
+        self._pinning.append(entry)
+        entry.pinned = pinned
+        entry.missing = {one.key for one in pinned if one.state is not SlotState.READY}
         self._stirred = True
         return None
 
@@ -182,8 +186,9 @@ class EncoderScheduler:
         return sent
 
     def _let_go(self, is_open: IsOpen) -> None:
-        for rid in [rid for rid in self._store.requests if not is_open(rid)]:
-            self._store.release(rid)
+        for entry in [entry for entry in self._pinning if not is_open(entry.rid)]:
+            self._pinning.remove(entry)
+            self._store.release(entry.pinned)
             self._stirred = True
 
     def _drop(self) -> list[Sent]:
@@ -203,8 +208,9 @@ class EncoderScheduler:
     def _within_share(self, entry: RequestState, wanted: dict[bytes, int], share: float) -> bool:
         """True if a client may have these as well; keys that several requests name count once."""
         own, others = dict[bytes, int](), dict[bytes, int]()
-        for client, pinned in self._store.pins:
-            (own if client == entry.client else others).update(pinned)
+        for one in self._pinning:
+            theirs = own if one.client == entry.client else others
+            theirs.update((pinned.key, pinned.slot.size) for pinned in one.pinned)
         had, taken = _bytes(own), _bytes(own | others | wanted)
         more = _bytes(own | wanted) - had
         limit = self._arenas.embeddings.size

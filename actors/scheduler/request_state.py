@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 from hearth.actors.messages import PromptImage, Request
+from hearth.actors.scheduler.embedding_store import StoredEmbedding
 from hearth.runtime.images import EmbeddedImage
 from hearth.runtime.request import RowRequest
 
@@ -32,7 +33,8 @@ class RequestState:
 
     It is queued as one that came at `queued`, and was preempted at `lost`, if ever. `gave_way` is
     set if it was preempted for a light client before it had paid. Images of the keys in `missing`
-    had no embeddings when it was admitted; `embedded` are all images once they have.
+    had no embeddings when it was admitted; `pinned` are those of all images, made or not, and
+    `embedded` the images once they are made.
 
     While scheduled, `arrival` is its virtual arrival and `order` the key by which it gets a slot.
     One that is `alone` shares the executor with no other. It has its slot since `placed`, and its
@@ -49,6 +51,7 @@ class RequestState:
     lost: float = -math.inf
     gave_way: bool = False
     missing: set[bytes] = field(default_factory=set)
+    pinned: list[StoredEmbedding] = field(default_factory=list)
     embedded: list[EmbeddedImage] = field(default_factory=list)
     status: RequestStatus = RequestStatus.WAITING
     arrival: float = 0.0

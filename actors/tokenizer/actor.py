@@ -73,16 +73,17 @@ class TextStreams:
         """Forget a request; unknown ones are ignored."""
         self._open.pop(rid, None)
 
-    def take(self, rid: int, token: RowToken) -> RowDelta | Failed | None:
+    def take(self, token: RowToken) -> RowDelta | Failed | None:
         """Turn one token into a delta or a failure; None for a request that is not open.
 
         A request that ends with the token, in text or failure, is forgotten.
         """
+        rid = token.row
         stream = self._open.get(rid)
         if stream is None:
             return None
         try:
-            answer = failed_with(rid, token.error) if token.error else _delta(rid, stream, token)
+            answer = failed_with(rid, token.error) if token.error else _delta(stream, token)
         except Exception:  # noqa: BLE001 - no row may take the others with it
             _log.exception("a token could not be turned into text", rid=rid)
             answer = failed_with(rid, "internal")
@@ -112,7 +113,7 @@ def joined(first: RowDelta, second: RowDelta) -> RowDelta:
     )
 
 
-def _delta(rid: int, stream: TextStream, token: RowToken) -> RowDelta:
+def _delta(stream: TextStream, token: RowToken) -> RowDelta:
     # A row stops by itself at an end token only, which is no text even where it has a spelling.
     text = "" if token.finish == "stop" else stream.push(token.token_id)
     finish: FinishReason | None = token.finish
@@ -121,7 +122,7 @@ def _delta(rid: int, stream: TextStream, token: RowToken) -> RowDelta:
     if stream.stopped:
         finish = "stop"
     logprobs = [] if token.logprob is None else [token]
-    return RowDelta(rid, text, [token.token_id], logprobs, finish)
+    return RowDelta(token.row, text, [token.token_id], logprobs, finish)
 
 
 SEND_TIMEOUT_S = 10.0
@@ -387,8 +388,9 @@ class TokenizerActor:
         began = time.monotonic()
         rows: dict[int, RowDelta] = {}
         failures: list[Failed] = []
-        for rid, token in zip(step.rids, step.tokens, strict=True):
-            answer = self._streams.take(rid, token)
+        for token in step.tokens:
+            rid = token.row
+            answer = self._streams.take(token)
             if isinstance(answer, RowDelta):
                 rows[rid] = joined(rows[rid], answer) if rid in rows else answer
             elif answer is not None:

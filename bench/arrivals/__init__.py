@@ -1,1 +1,0 @@
-"""`hearth bench load --arrivals poisson`: requests that come when they come, beside an ideal."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -71,8 +71,32 @@ _CLASSES: dict[ContenderName, str] = {
 }
 
 
+PACKAGES = {"torch": "torch", "transformers": "transformers", "llama_cpp": "llama-cpp-python"}
+"""The peers' libraries, and what installs each."""
+
+
 def open_contender(job: Job) -> Contender:
-    """The contender of a job; raises ImportError when its library is not installed."""
-    module, _, name = _CLASSES[job.contender].partition(":")
-    contender: Contender = getattr(import_module(f"hearth.bench.contenders.{module}"), name)(job)
+    """The contender of a job; raises `unsupported_option` when its library is not installed."""
+    target = f"hearth.bench.contenders.{_CLASSES[job.contender]}"
+    contender: Contender = open_class(target, job, "case")
     return contender
+
+
+def open_class(target: str, job: Any, field: str) -> Any:
+    """An object of the class `module:name`, made of a job; raises as `open_contender`."""
+    module, _, name = target.partition(":")
+    try:
+        return getattr(import_module(module), name)(job)
+    except ImportError as error:
+        if error.name not in PACKAGES:
+            raise
+        raise HearthError("unsupported_option", missing([error.name]), field) from error
+
+
+def missing(libraries: list[str]) -> str:
+    """One line on peers' libraries that are absent: what installs them."""
+    names = [PACKAGES.get(name, name) for name in libraries]
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"{', '.join(names)} {are} not installed: make bench-env, or pip install {' '.join(names)}"
+    )

@@ -12,8 +12,6 @@ from hearth.runtime.errors import HearthError
 
 LOAD_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 120.0
-PACKAGES = {"torch": "torch", "transformers": "transformers", "llama_cpp": "llama-cpp-python"}
-"""The peers' libraries, and what installs each."""
 
 
 class Advance(msgspec.Struct, frozen=True):
@@ -85,30 +83,12 @@ def main() -> None:
     """Serve as the child: open the job's contender, then answer each `Advance`."""
     parent = ParentProcess()
     try:
-        with closing(_opened(parent.job(Job))) as model:
+        with closing(open_contender(parent.job(Job))) as model:
             parent.send(Timed([model.prefill()], precision=model.precision))
             while (command := parent.receive(Advance)) is not None:
                 parent.send(_advance(model, command))
     except HearthError as error:
         parent.refuse(error)
-
-
-def _opened(job: Job) -> Contender:
-    try:
-        return open_contender(job)
-    except ImportError as error:
-        if error.name not in PACKAGES:
-            raise
-        raise HearthError("unsupported_option", missing([error.name]), "case") from error
-
-
-def missing(libraries: list[str]) -> str:
-    """One line on peers' libraries that are absent: what installs them."""
-    names = [PACKAGES.get(name, name) for name in libraries]
-    are = "is" if len(names) == 1 else "are"
-    return (
-        f"{', '.join(names)} {are} not installed: make bench-env, or pip install {' '.join(names)}"
-    )
 
 
 def _advance(model: Contender, command: Advance) -> Timed:

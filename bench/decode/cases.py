@@ -32,7 +32,7 @@ from hearth.runtime.engine_folder import MODEL_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, Progress, export_model
 from hearth.runtime.export.model_config import load_model_config
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
 from hearth.runtime.memory.sizes import ITEM_BYTES, projection_bytes
 
 Precision = Literal["fp32", "int8", "int4"]

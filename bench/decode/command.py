@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from msgspec import structs
 
-from hearth.bench.contenders.worker import missing
+from hearth.bench.contenders.contender import missing
 from hearth.bench.decode.cases import (
     CASES,
     ENGINES,
@@ -32,15 +32,23 @@ from hearth.bench.decode.contest import Contest
 from hearth.bench.decode.cpu import SHARE_LIMIT, DecodeFigures, Plan, measure
 from hearth.bench.decode.gpu import GPUModels, GPUPlan, measure_gpu
 from hearth.bench.decode.gpu_figures import GPUFigures, compare_cases, share_best_read
-from hearth.bench.report import Record, log_folder, note, print_cases, publish, record_option
+from hearth.bench.one_row import builder_option, cache_option, device_option, quick_option
+from hearth.bench.report import (
+    Record,
+    judged,
+    log_folder,
+    note,
+    print_cases,
+    publish,
+    record_option,
+)
 from hearth.daemon.cli.console import progress_bar
 from hearth.daemon.cli.errors import FAILED
 from hearth.daemon.cli.options import json_option
 from hearth.daemon.gpu_facts import gpu_facts, serving_library
 from hearth.runtime.errors import HearthError
+from hearth.runtime.executor.engine import physical_cores
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.executor.threads import physical_cores
-from hearth.runtime.files import cache_folder
 
 Name = TypeVar("Name")
 _NONE = "none"
@@ -79,18 +87,9 @@ def _refuse_earlier(_context: click.Context, _option: click.Parameter, file: str
 @click.option(
     "--spin/--no-spin", default=None, help="Hearth's setting of that name.  [as the runtime has it]"
 )
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Where models are kept between runs (about 8 GB).  [$HEARTH_CACHE/bench]",
-)
-@click.option(
-    "--quick",
-    is_flag=True,
-    help="A toy in place of the model: a check of the bench, its figures mean nothing.",
-)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@cache_option
+@quick_option
+@device_option
 @click.option(
     "--engine",
     "engines",
@@ -117,11 +116,7 @@ def _refuse_earlier(_context: click.Context, _option: click.Parameter, file: str
     type=click.Choice(["float16", "bfloat16"]),
     help="Type of weights and cache, for the peers too.  [float16]",
 )
-@click.option(
-    "--builder-python",
-    metavar="FILE",
-    help="The interpreter that has TensorRT's builder.  [this one]",
-)
+@builder_option
 @click.option(
     "--ready",
     multiple=True,
@@ -134,7 +129,7 @@ def _refuse_earlier(_context: click.Context, _option: click.Parameter, file: str
 def decode(
     names: tuple[str, ...],
     threads: int,
-    cache: Path | None,
+    cache: Path,
     device: str,
     record: Record,
     *,
@@ -152,7 +147,6 @@ def decode(
     known = CASES if device == "cpu" else GPU_CASES
     for name in set(names).difference(known):
         raise click.BadParameter(f"{name} is no case on {device}", param_hint="--case")
-    folder = cache or cache_folder() / "bench"
     if device == "cuda":
         if threads or spin is not None:
             raise click.UsageError("--threads and --spin are for the CPU alone")
@@ -161,7 +155,7 @@ def decode(
         gpu_facts()
         _tell_missing()
         # Cases of a GPU take minutes each: what one gave is kept, whatever becomes of the next.
-        on_gpu = run_gpu(gpu_cases, plan, folder, record.keep)
+        on_gpu = run_gpu(gpu_cases, plan, cache, record.keep)
         title = "Decode on the GPU; vs a peer, above 1 means that Hearth is ahead"
         publish(on_gpu, lambda: print_cases(title, _GPU_FIELDS, on_gpu), as_json=as_json)
         return 0 if on_gpu else FAILED
@@ -172,10 +166,15 @@ def decode(
     plan_here = Plan(threads=threads or physical_cores(), spin=spin)
     if quick:
         plan_here = structs.replace(plan_here, rounds=2, steps=2)
-    figures = _run(cases, plan_here, folder, quick=quick)
+    figures = _run(cases, plan_here, cache, quick=quick)
     publish(figures, lambda: _print(figures), as_json=as_json)
     record.keep(figures)
-    return _judge(figures)
+    return judged(
+        f"{name}: a step at more than {SHARE_LIMIT} of the floor: the floor was disturbed, "
+        "measure again on a quiet machine"
+        for name, found in figures.items()
+        if not found.credible
+    )
 
 
 def gpu_plan(given: Mapping[str, Any], *, quick: bool) -> GPUPlan:
@@ -302,13 +301,3 @@ def _print(figures: Mapping[str, DecodeFigures]) -> None:
             note(f"{name}: {peer} chose the same first {same} of {found.tokens} tokens")
         for text in found.notes:
             note(f"{name}: {text}")
-
-
-def _judge(figures: Mapping[str, DecodeFigures]) -> int:
-    wrong = [name for name, found in figures.items() if not found.credible]
-    for name in wrong:
-        note(
-            f"{name}: a step at more than {SHARE_LIMIT} of the floor: the floor was disturbed, "
-            "measure again on a quiet machine"
-        )
-    return FAILED if wrong else 0

@@ -7,9 +7,8 @@ from statistics import median
 import msgspec
 from msgspec import structs
 
-from hearth.bench.contenders.contender import Job
+from hearth.bench.contenders.contender import Job, missing
 from hearth.bench.contenders.floor import KERNELS, PASSES, plain_passes, repeats
-from hearth.bench.contenders.worker import missing
 from hearth.bench.decode.cases import Artifacts, Case
 from hearth.bench.decode.contest import Contest, prompt_ids
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import click
 import msgspec
 
-from hearth.bench.report import Record, note, print_cases, publish, record_option
+from hearth.bench.report import Record, judged, note, print_cases, publish, record_option
 from hearth.bench.spec.contest import (
     LEAST_SPEEDUP,
     MOST_OVER_DEARER,
@@ -27,7 +27,7 @@ from hearth.bench.spec.contest import (
     replies,
 )
 from hearth.daemon.cli.console import progress_bar
-from hearth.daemon.cli.errors import FAILED, wrong_usage
+from hearth.daemon.cli.errors import wrong_usage
 from hearth.daemon.cli.options import json_option
 from hearth.daemon.gpu_facts import gpu_facts
 from hearth.daemon.shipped import SOURCE, engine_folder
@@ -336,8 +336,8 @@ def spec(
         }
     publish(figures, lambda: _print(figures), as_json=as_json)
     record.keep(figures)
-    wrong = [name for name, found in figures.items() if not _is_good(found)]
-    return _judge(wrong, "misses its aim")
+    missed = (name for name, found in figures.items() if not _is_good(found))
+    return judged(f"{name}: misses its aim" for name in missed)
 
 
 def _key(case: str, own: str, name: str) -> str:
@@ -351,8 +351,8 @@ def _verify(session: SpecSession, record: Record, *, as_json: bool) -> int:
     title = "Greedy replies beside those of plain decoding"
     publish(named, lambda: print_cases(title, _VERIFY_FIELDS, verified), as_json=as_json)
     record.keep(named)
-    wrong = [name for name, found in verified.items() if not found.ok]
-    return _judge(wrong, "a reply parts from plain decoding's where no near-tie is")
+    why = "a reply parts from plain decoding's where no near-tie is"
+    return judged(f"{name}: {why}" for name, found in verified.items() if not found.ok)
 
 
 def _shape(tree: str | None) -> EagleDraftingConfig | None:
@@ -410,12 +410,6 @@ def _print(figures: Mapping[str, Figures]) -> None:
                 f"{found.round_ms:.2f} ms, a vanilla step {found.vanilla_step_ms:.2f} ms: "
                 f"{found.over_dearer:.3f} times the dearer"
             )
-
-
-def _judge(wrong: Sequence[str], why: str) -> int:
-    for name in wrong:
-        note(f"{name}: {why}")
-    return FAILED if wrong else 0
 
 
 def _is_good(found: Figures) -> bool:

@@ -6,9 +6,8 @@ import numpy as np
 
 from hearth.bench.vision.worker import PictureJob, Work
 from hearth.runtime.errors import HearthError
-from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.decoding import decode, patch
 from hearth.runtime.image_processing.headers import read_header
-from hearth.runtime.image_processing.patches import patch
 from hearth.runtime.image_processing.sizes import layout_of
 from hearth.runtime.vision_config import load_vision_config
 

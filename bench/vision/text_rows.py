@@ -11,10 +11,10 @@ from hearth.bench.batches import rows_of, run_batch
 from hearth.bench.vision.asking import QUESTION
 from hearth.daemon.cli.image_files import encode_files
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 
 _ROWS = 4
 _TEXT = "the lamp in the kitchen is on and the window is open "

@@ -2,15 +2,13 @@
 
 import os
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
 from hearth.bench.child_process import ChildProcess, ParentProcess, family_usage
-from hearth.bench.contenders.contender import Device
-from hearth.bench.contenders.worker import PACKAGES, missing
+from hearth.bench.contenders.contender import Device, open_class
 from hearth.runtime.errors import HearthError
 
 Work = Literal["patches", "torchvision", "first_token"]
@@ -99,7 +97,8 @@ def main() -> None:
     """Serve as the child: open the job's contender, then answer each `Look`."""
     parent = ParentProcess()
     try:
-        contender = _opened(parent.job(PictureJob))
+        job: PictureJob = parent.job(PictureJob)
+        contender: PictureContender = open_class(_CLASSES[job.contender], job, "peer")
         parent.send(Looked(works=contender.works))
         while (look := parent.receive(Look)) is not None:
             data = Path(look.file).read_bytes()
@@ -110,17 +109,6 @@ def main() -> None:
             parent.send(Looked(seconds, token, used, contender.gpu_bytes()))
     except HearthError as error:
         parent.refuse(error)
-
-
-def _opened(job: PictureJob) -> PictureContender:
-    module, _, name = _CLASSES[job.contender].partition(":")
-    try:
-        opened: PictureContender = getattr(import_module(module), name)(job)
-    except ImportError as error:
-        if error.name not in PACKAGES:
-            raise
-        raise HearthError("unsupported_option", missing([error.name]), "peer") from error
-    return opened
 
 
 if __name__ == "__main__":

@@ -83,14 +83,14 @@ _COMMANDS = {
         "hearth.daemon.cli.export:export", "Build an engine folder from a model."
     ),
     "weights": LazyCommand(
-        "hearth.daemon.cli.weights:weights", "Write weights for an engine of others."
+        "hearth.daemon.cli.export:weights", "Write weights for an engine of others."
     ),
     "check": LazyCommand(
         "hearth.daemon.cli.check:check", "Say what would be used, and whether it fits."
     ),
     "status": LazyCommand("hearth.daemon.cli.status:status", "Show what a running daemon does."),
     "metrics": LazyCommand(
-        "hearth.daemon.cli.metrics:metrics", "Print what a running daemon counts."
+        "hearth.daemon.cli.status:metrics", "Print what a running daemon counts."
     ),
     "top": LazyCommand(
         "hearth.daemon.cli.top.command:top", "Show live what a daemon does, end requests."
@@ -101,7 +101,7 @@ _COMMANDS = {
     ),
     "uninstall": LazyCommand("hearth.daemon.cli.install:uninstall", "Take the service away again."),
     "reload": LazyCommand(
-        "hearth.daemon.cli.reload:reload", "Let a running daemon read its settings."
+        "hearth.daemon.cli.status:reload", "Let a running daemon read its settings."
     ),
     "adapter": LazyCommand(
         "hearth.daemon.cli.adapter:adapter", "Add and remove a daemon's adapters."

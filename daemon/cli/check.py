@@ -31,7 +31,7 @@ from hearth.daemon.kernel_cache import (
 from hearth.daemon.shipped import engine_folder, wants_kernels
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.tensorrt.manifest import RTX_GPUS, built_by
+from hearth.runtime.executor.tensorrt_library import RTX_GPUS, built_by
 from hearth.runtime.generation.deployment import DeploymentConfig, load_deployment
 
 

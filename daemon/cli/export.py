@@ -20,7 +20,7 @@ from hearth.daemon.shipped_files import shipped_model
 from hearth.runtime.config import Drift, LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import TEMPLATE_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.tensorrt.manifest import built_by
+from hearth.runtime.executor.tensorrt_library import built_by
 from hearth.runtime.files import cache_folder
 
 _PLAN_OPTIONS: dict[str, tuple[Any, str]] = {
@@ -59,7 +59,7 @@ def take_plan(options: dict[str, Any]) -> Any:
 
     Raises `click.UsageError` naming an option that was given without a plan.
     """
-    from hearth.runtime.export.tensorrt.options import PlanOptions  # noqa: PLC0415 - slow import
+    from hearth.runtime.export.options import PlanOptions  # noqa: PLC0415 - slow import
 
     given = {name: options.pop(name) for name in _PLAN_OPTIONS}
     if options["backend"] != "tensorrt":
@@ -311,3 +311,30 @@ def _smaller(tower: VisionConfig) -> str:
         return said
     patches = (trained // tower.patch_size) ** 2
     return f"{said}; --max-patches {patches} takes them up to {trained} x {trained}, as trained"
+
+
+@click.command()
+@click.argument("source", metavar="MODEL_DIR", type=click.Path(path_type=Path))
+@click.argument("target", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "--engine",
+    required=True,
+    metavar="ENGINE_DIR",
+    help="The engine folder that is to serve them: of kernels, or with --external-weights.",
+)
+def weights(source: Path, target: Path, engine: str) -> None:
+    """Write the weights of the Hugging Face folder MODEL_DIR into FILE, for an engine folder.
+
+    The model has the shape and the tokenizer of the engine's: a fine-tune of it, say. The engine
+    folder stays as it is. A failed run leaves nothing behind.
+    """
+    from hearth.runtime.export.export import export_weights  # noqa: PLC0415 - slow import
+
+    began = time.monotonic()
+    with progress_bar() as progress:
+        written = export_weights(source, Path(engine), target, progress)
+    one, other = (escape(shlex.quote(str(path))) for path in (engine, target))
+    err().print(
+        f"[green]done[/] {size(written.nbytes)} in {time.monotonic() - began:.1f} s\n"
+        f"[dim]next: hearth serve --engine {one} --weights {other}[/]"
+    )

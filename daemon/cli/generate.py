@@ -15,7 +15,6 @@ from hearth.daemon.cli.options import json_option, speculation_option
 from hearth.daemon.shipped import engine_folder
 from hearth.daemon.shipped_files import ADAPTERS, shipped_picture
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddedImage
 from hearth.runtime.lora.adapter import other_base
 from hearth.runtime.lora.stored import read_adapter
@@ -29,6 +28,7 @@ from hearth.runtime.request import (
     check_options,
 )
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 
 Prompt = str | list[int]
 

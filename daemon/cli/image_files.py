@@ -15,14 +15,12 @@ from hearth.runtime.engine_folder import verify_folder
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.generation.assembly import share_context_memory
-from hearth.runtime.image_processing.decoding import decode
+from hearth.runtime.image_processing.decoding import decode, patch
 from hearth.runtime.image_processing.headers import read_header
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
-from hearth.runtime.image_processing.patches import patch
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.vision.prompt import Turn, VisionInput, encode_turns
-from hearth.runtime.vision.vision_runner import Patches, VisionRunner
+from hearth.runtime.vision.vision_runner import LocalEmbeddings, Patches, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config
 
 

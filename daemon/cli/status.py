@@ -1,11 +1,13 @@
-"""Executor's metrics, as rows of a table."""
+"""Commands that ask a running daemon once: its status, its metrics, a reload."""
 
 import click
 import msgspec
 
-from hearth.daemon.cli.clients import connected
+from hearth.daemon.cli.clients import connected, daemon_address
 from hearth.daemon.cli.console import out, size, table
 from hearth.daemon.cli.options import json_option, key_option, socket_option
+from hearth.daemon.control.client import ask
+from hearth.daemon.control.messages import Metrics, MetricsText, Reload, Reloaded
 from hearth.daemon.service_state import words
 from hearth_client.protocol import (
     ExecutorReport,
@@ -92,3 +94,40 @@ def _rows(report: StatusReport) -> list[tuple[str, str]]:
     rows += [(f"engine {name}", str(value)) for name, value in report.engine.items()]
     rows += [(f"total {name}", str(value)) for name, value in report.totals.items()]
     return rows
+
+
+_ANSWER_S = 10.0
+
+
+@click.command()
+@socket_option
+@click.option("--openmetrics", is_flag=True, help="In that form instead of Prometheus's own.")
+def metrics(socket: str | None, *, openmetrics: bool) -> None:
+    """Print what the running daemon counts, as Prometheus would read it.
+
+    It needs the daemon's user or root; docs/metrics.md says what each metric means.
+    """
+    answer = ask(Metrics(openmetrics), MetricsText, daemon_address(socket), timeout_s=_ANSWER_S)
+    click.echo(answer.text, nl=False)
+
+
+@click.command()
+@socket_option
+@json_option
+def reload(socket: str | None, *, as_json: bool) -> None:
+    """Let the running daemon read its settings again, and say what became of them.
+
+    It needs the daemon's user or root. Where the settings are wrong nothing changes.
+    """
+    answer = ask(Reload(), Reloaded, daemon_address(socket))
+    if as_json:
+        click.echo(msgspec.json.encode(answer))
+        return
+    if answer.changed:
+        click.echo(f"reloaded: {', '.join(answer.changed)}")
+    if answer.needs_restart:
+        click.echo(f"takes effect at a restart: {', '.join(answer.needs_restart)}")
+    if not answer.changed and not answer.needs_restart:
+        click.echo(
+            "nothing has changed: a reload reads the settings file, flags and variables stay"
+        )

@@ -70,8 +70,8 @@ class Delivery:
         """Answer a connection without a session, if it can be reached."""
         self._socket.send(connection, self._encoder.encode(error), delimited=delimited)
 
-    def send(self, session: Session, answer: Answer) -> None:
-        """Send an answer, behind those that wait."""
+    def send(self, session: Session, answer: Answer, request: OpenRequest | None = None) -> None:
+        """Send an answer, behind those that wait; a delta with its request."""
         if session.connection in self._lost:
             return
         waiting = session.outbox
@@ -80,16 +80,16 @@ class Delivery:
         if len(waiting) >= _OUTBOX_ANSWERS or waiting.bytes > _OUTBOX_BYTES:
             self._lost[session.connection] = session, "slow_client"
             return
-        waiting.add(answer, self._clock.now())
+        waiting.add(answer, self._clock.now(), request)
         self._behind[session.connection] = session
 
     def send_delta(self, request: OpenRequest, delta: Delta) -> None:
         """Send new text, numbered here, or let the delta of that request that waits grow."""
-        if request.session.outbox.merge(delta):
+        if request.session.outbox.merge(request, delta):
             return
         delta.seq = request.next_seq
         request.next_seq += 1
-        self.send(request.session, delta)
+        self.send(request.session, delta, request)
 
     @property
     def heaviest(self) -> Session | None:
@@ -265,7 +265,7 @@ class RequestTracker:
             return
         asked = list(session.open.values())
         for request in asked:
-            session.outbox.withdraw(request.id)
+            session.outbox.withdraw(request)
             self.stop(request, "slow_client", "the client does not read its answers")
         if asked:
             self.delivery.give_time(session)

@@ -1,7 +1,6 @@
 """Messages of clients: checked, admitted or refused, and passed on as work."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from msgspec import structs
@@ -9,7 +8,7 @@ from msgspec import structs
 from hearth.actors.messages import AskReport, Convert, Request
 from hearth.actors.scheduler.admission import within_share
 from hearth.daemon.door.faults import fields_of, id_of
-from hearth.daemon.door.pictures import Filling, check_frames
+from hearth.daemon.door.pictures import check_frames
 from hearth.daemon.door.request_tracker import RequestTracker
 from hearth.daemon.door.sessions import OpenRequest, Session
 from hearth.daemon.door.socket import Received
@@ -56,7 +55,8 @@ class ClientMessageHandler:
         self._state = state
         self._tracker = tracker
         self._sessions = tracker.sessions
-        self._filling: deque[tuple[OpenRequest, Filling, Request | Convert]] = deque()
+        # Number of the request of the last picture that was copied.
+        self._filled = 0
 
     def handle(self, received: Received) -> None:
         """Act on one message, or refuse it with `error`."""
@@ -283,40 +283,40 @@ class ClientMessageHandler:
             self._tracker.fail(request, error.code, error.message, error.field)
             return
         most = self._state.settings.current.image_bytes
-        filling = self._state.pictures.fill(shown, frames, request.slots, most)
-        if len(self._filling) > 2 * len(self._sessions.open_requests):
-            # Those that have ended hold what their clients sent.
-            live = (one for one in self._filling if self._sessions.find(one[0].rid) is not None)
-            self._filling = deque(live)
-        self._filling.append((request, filling, asked))
+        request.filling = self._state.pictures.fill(shown, frames, request.slots, most), asked
 
     @property
     def filling(self) -> bool:
         """True if pictures wait to be copied into the arena."""
-        return bool(self._filling)
+        return self._next_filling() is not None
+
+    def _next_filling(self) -> OpenRequest | None:
+        """The request whose picture is next, by turns in the order of their numbers."""
+        if self._state.pictures is None:
+            return None
+        waiting = [one for one in self._sessions.open_requests if one.filling is not None]
+        return min(waiting, key=lambda one: (one.rid <= self._filled, one.rid), default=None)
 
     def fill_one(self) -> bool:
         """Copy one picture into the arena; False where none waits.
 
         Others have their turn in between: a request may have many, and each is a copy.
         """
-        if not self._filling:
+        request = self._next_filling()
+        if request is None or request.filling is None:
             return False
-        request, filling, asked = self._filling.popleft()
-        # The slots of one that has ended are another's.
-        if self._sessions.find(request.rid) is None:
-            return True
+        self._filled = request.rid
+        filling, asked = request.filling
         try:
             next(filling)
         except StopIteration as done:
+            request.filling = None
             self._tracker.ask_tokenizer(request, structs.replace(asked, visuals=done.value))
         except HearthError as error:
             self._tracker.fail(request, error.code, error.message, error.field)
         except Exception:
             self._tracker.fail(request, "internal", "the daemon failed on this message")
             raise
-        else:
-            self._filling.append((request, filling, asked))
         return True
 
     def _ask(

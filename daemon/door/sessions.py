@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
-from hearth.actors.messages import Deltas, Embedded, RowDelta
+from hearth.actors.messages import Convert, Deltas, Embedded, Request, RowDelta
 from hearth.actors.settings import Reloadable
+from hearth.daemon.door.pictures import Filling
 from hearth.daemon.door.settings import DoorSettings
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import Slot
 from hearth.runtime.request import RequestOptions
-from hearth_client.protocol import Answer, Delta, Detokenized, Done, Error, Tokens
+from hearth_client.protocol import Answer, Delta, Detokenized, Tokens
 
 # What they take in memory, by which readers that are behind are bounded.
 _ANSWER_BYTES = 320
@@ -30,27 +31,24 @@ class Outbox:
     def __init__(self) -> None:
         self.blocked_since = 0.0
         self.bytes = 0
-        self._answers: deque[Answer] = deque()
-        self._deltas: dict[str, Delta] = {}
+        # Each with its request, where that may have more text before it is sent.
+        self._answers: deque[tuple[Answer, OpenRequest | None]] = deque()
 
     def __len__(self) -> int:
         return len(self._answers)
 
-    def add(self, answer: Answer, now: float) -> None:
-        """Append an answer."""
+    def add(self, answer: Answer, now: float, request: "OpenRequest | None" = None) -> None:
+        """Append an answer; a delta is of `request`, and may grow from then on."""
         if not self._answers:
             self.blocked_since = now
-        self._answers.append(answer)
+        self._answers.append((answer, request))
         self.bytes += _bytes_of(answer)
-        if isinstance(answer, Delta):
-            self._deltas[answer.id] = answer
-        elif isinstance(answer, (Done, Error)):
-            # The id may be used again: text of the next reply does not belong before this.
-            self._deltas.pop(answer.id, None)
+        if request is not None and isinstance(answer, Delta):
+            request.unsent = answer
 
-    def merge(self, more: Delta) -> bool:
-        """Grow the delta of the same request that waits here; False when none does."""
-        delta = self._deltas.get(more.id)
+    def merge(self, request: "OpenRequest", more: Delta) -> bool:
+        """Grow the delta of a request that waits here; False when none does."""
+        delta = request.unsent
         if delta is None:
             return False
         delta.text += more.text
@@ -62,21 +60,21 @@ class Outbox:
 
     def head(self) -> Answer | None:
         """The answer to send next."""
-        return self._answers[0] if self._answers else None
+        return self._answers[0][0] if self._answers else None
 
     def sent(self, now: float) -> None:
         """The head was taken."""
-        answer = self._answers.popleft()
+        answer, request = self._answers.popleft()
         self.blocked_since = now
         self.bytes -= _bytes_of(answer)
-        if isinstance(answer, Delta) and self._deltas.get(answer.id) is answer:
-            del self._deltas[answer.id]
+        if request is not None:
+            request.unsent = None
 
-    def withdraw(self, request_id: str) -> None:
+    def withdraw(self, request: "OpenRequest") -> None:
         """Drop the delta of a request that has failed."""
-        delta = self._deltas.pop(request_id, None)
+        delta, request.unsent = request.unsent, None
         if delta is not None:
-            self._answers = deque(one for one in self._answers if one is not delta)
+            self._answers = deque(one for one in self._answers if one[0] is not delta)
             self.bytes -= _bytes_of(delta)
 
 
@@ -102,8 +100,10 @@ Kind = Literal["generate", "convert", "status"]
 class OpenRequest:
     """A request without a terminal answer; times in seconds of the monotonic clock.
 
-    The bytes of its pictures are in `slots`; `images` are the fields of its images and videos.
-    Text that came before the scheduler's words is in `early`, each with the step it is of.
+    The bytes of its pictures are in `slots`, once they are no more in `filling`, with the message
+    to send then; `images` are the fields of its images and videos. Text that came before the
+    scheduler's words is in `early`, each with the step it is of. The delta `unsent` is in the
+    outbox, and grows until the client takes it.
     """
 
     rid: int
@@ -134,6 +134,8 @@ class OpenRequest:
     traceparent: str | None = None
     options: RequestOptions | None = None
     slots: Sequence[Slot] = ()
+    filling: tuple[Filling, Request | Convert] | None = None
+    unsent: Delta | None = None
     images: Sequence[str] = ()
     images_s: float = 0.0
     embedded: Embedded | None = None

@@ -1,7 +1,9 @@
-"""Observers of finished requests and of the daemon: metrics, traces."""
+"""Observers of finished requests and of the daemon: metrics, traces and their way out."""
 
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from hearth.actors.logs import Log
 from hearth.daemon.configuration.settings import Settings
@@ -19,12 +21,43 @@ from hearth.daemon.door.front_door import FrontDoor
 from hearth.daemon.observe.metrics.collector import DaemonSnapshot
 from hearth.daemon.observe.metrics.endpoint import OPENMETRICS, Endpoint, Form, open_endpoints
 from hearth.daemon.observe.metrics.registry import DaemonMetrics
-from hearth.daemon.observe.tracing.otlp import open_spans
 from hearth.daemon.observe.tracing.overview import History, Overview
 from hearth.daemon.supervision.supervisor import Supervisor
 from hearth.runtime.config import LLMEngineRunnerConfig
+from hearth.runtime.errors import HearthError
 from hearth.runtime.memory.system import available_memory
-from hearth.runtime.packages import VERSION
+from hearth.runtime.packages import VERSION, pip_install
+
+if TYPE_CHECKING:
+    from hearth.daemon.observe.tracing.spans import Spans
+
+
+def open_spans(model: str) -> "Spans":
+    """Spans that go out by OTLP over HTTP; raises HearthError for what is missing or wrong."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - an extra
+            OTLPSpanExporter,
+        )
+
+        from hearth.daemon.observe.tracing.spans import Spans  # noqa: PLC0415 - likewise
+    except ImportError as error:
+        raise HearthError(
+            "unsupported_option",
+            f'traces = "otlp" needs OpenTelemetry ({error.name}): {pip_install("traces")}',
+            "traces",
+        ) from error
+    # It would write its own lines beside ours; Spans reports what is lost.
+    logger = logging.getLogger("opentelemetry")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    try:
+        return Spans(model, OTLPSpanExporter())
+    except (OSError, ValueError) as error:
+        raise HearthError(
+            "invalid_value",
+            "a variable OTEL_* has a value that OpenTelemetry does not take: correct it",
+            "traces",
+        ) from error
 
 
 class Observers:

@@ -14,8 +14,7 @@ from threading import Thread
 from rich.console import CONSOLE_SVG_FORMAT, Console, RenderableType
 
 from hearth.bench.toy_daemon import given_or_toy, simulated_flags
-from hearth.daemon.cli.top.board import Board
-from hearth.daemon.cli.top.view import rates, view
+from hearth.daemon.cli.top.view import Board, rates, view
 from hearth.daemon.cli.trace import waterfall
 from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import Top, TopReport, Trace, TraceReport

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from models.vision.scenes import Gauge, Scene, Sign, Thing
-from models.vision.things import COLOURS, GAUGES, KINDS, STEPS
+from models.vision.scenes import COLOURS, GAUGES, KINDS, STEPS, Gauge, Scene, Sign, Thing
 
 CELL: Final = 32  # pixels of a merged patch
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

@@ -1,10 +1,14 @@
-"""The held-out questions, and greedy answers to them, whole or with a part of vision missing."""
+"""The last exam of a training: with the weights as they are kept, and by transformers."""
 
-from collections.abc import Iterable
+import json
+import tarfile
+import traceback
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +17,14 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, Qwen3VLForConditionalGeneration
 
 from models.evaluate import MAX_TOKENS, Score
+from models.folder import answers as text_answers
 from models.folder import new_model as new_text_model
 from models.folder import write_folder as write_text_folder
 from models.splits import held_out
-from models.tokenizer import END
-from models.transformers_answers import answers as text_answers
+from models.stream import END
 from models.vision.drawing import Picture
 from models.vision.forward import PATCH, Reader, patches
-from models.vision.prompts import Prompt, score
+from models.vision.questions import Prompt, score, table
 from models.vision.rows import IMAGE, Row, Shown, Writer
 from models.vision.scenes import Scene
 
@@ -169,3 +173,55 @@ def text_score(model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer, eve
         found = text_answers(Path(name), [p.messages for p in prompts], MAX_TOKENS, 400)
     right = sum(a.strip() == p.expected for a, p in zip(found, prompts, strict=True))
     return Score(right, len(prompts))
+
+
+class LastExam:
+    """Three parts of the last evaluation, each with a file of results beside the archive."""
+
+    def __init__(self, reader: Reader, tokenizer: Tokenizer, taken: Exam, archive: Path) -> None:
+        self._reader, self._tokenizer, self._taken = reader, tokenizer, taken
+        self._archive = archive
+        torch.set_float32_matmul_precision("highest")
+        with torch.no_grad():
+            for parameter in reader.parameters():
+                parameter.copy_(parameter.to(torch.bfloat16))
+
+    def ask(self, text_every: int, rank: int, world: int) -> None:
+        """Take the parts that fall to this one of so many processes."""
+        parts: dict[str, Callable[[], Any]] = {
+            "scores": self._scores,
+            "generated": self._generated,
+            "text": partial(text_score, self._reader.model, self._tokenizer, text_every),
+        }
+        for index, (name, part) in enumerate(parts.items()):
+            if index % world != rank:
+                continue
+            try:
+                found = part()
+            except Exception:  # noqa: BLE001 - the archive is there, and so may be other parts
+                traceback.print_exc()
+                continue
+            path = self._archive.with_name(f"{name}.json")
+            path.write_text(json.dumps(found, indent=1), encoding="utf-8")
+            if name == "text":
+                print(f"text {found}", flush=True)
+
+    def _scores(self) -> Any:
+        found = examine(self._reader, self._tokenizer, self._taken, Lack)
+        print(table(found), flush=True)
+        return found
+
+    def _generated(self) -> Any:
+        with TemporaryDirectory() as name:
+            with tarfile.open(self._archive) as file:
+                file.extractall(name, filter="data")
+            folder = Path(name) / "home-vision"
+            answers = by_transformers(folder, self._tokenizer, self._taken)
+        found = {"transformers": score(self._taken.prompts, answers)}
+        print(table(found), flush=True)
+        wrong = [
+            (p.group, p.text, p.expected, answer)
+            for p, answer in zip(self._taken.prompts, answers, strict=True)
+            if p.expected != answer.strip()
+        ]
+        return {**found, "wrong": wrong}

@@ -11,8 +11,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from models.folder import CONFIG as TEXT
 from models.folder import GENERATION, TOKENIZER
-from models.vision.rows import IMAGE, VISION_END, VISION_START
-from models.vision.tokens import TOKENS, VIDEO
+from models.vision.rows import IMAGE, TOKENS, VIDEO, VISION_END, VISION_START
 
 TEMPLATE: Final = """\
 {%- for message in messages -%}

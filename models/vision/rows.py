@@ -1,29 +1,22 @@
-"""Conversations about pictures as token ids, with the positions of Qwen3-VL."""
+"""Conversations about pictures as token ids, with the positions of Qwen3-VL; batches of them."""
 
-from collections.abc import Callable
+import json
+from dataclasses import dataclass
+from mmap import mmap
+from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from models.chances import likely, weighted
-from models.conversations import random_system
-from models.domain import Context
-from models.homes import mixed_names, random_home
-from models.tokenizer import END, START
-from models.vision.drawing import CELL, Picture, draw_scene
+from models.conversations import mixed_names, random_home, random_system
+from models.domain import Context, likely, weighted
+from models.stream import END, START
+from models.vision.drawing import CELL, CLASSES, Picture, draw_scene
 from models.vision.questions import Question, question
-from models.vision.scenes import (
-    Allowed,
-    Scene,
-    crowd,
-    gauges,
-    in_training,
-    objects,
-    signs,
-)
+from models.vision.scenes import MAKERS, Scene, in_training
 
 IMAGE: Final = "<|image_pad|>"
 VISION_START: Final = "<|vision_start|>"
@@ -36,12 +29,6 @@ _ROOM: Final = 104  # tokens of a second picture and a question
 _ATTEMPTS: Final = 10
 
 Ints = npt.NDArray[np.int64]
-MAKERS: Final[dict[str, Callable[[Random, tuple[int, int], Allowed], Scene]]] = {
-    "objects": objects,
-    "crowd": crowd,
-    "signs": signs,
-    "gauges": gauges,
-}
 
 
 class Shown(NamedTuple):
@@ -172,3 +159,123 @@ def _system(rng: Random) -> str:
     listed = likely(rng, 0.3)
     home = random_home(rng, rng.randrange(2, 4), mixed_names(rng))
     return random_system(rng, Context(home, listed=listed))
+
+
+VIDEO: Final = "<|video_pad|>"
+# The tokens of vision take the places of bytes that no UTF-8 text has, so that all ids keep theirs.
+TOKENS: Final = {VISION_START: "ü", VISION_END: "ý", IMAGE: "þ", VIDEO: "ÿ"}
+
+
+def vision_tokenizer(text: Path) -> Tokenizer:
+    """Return the tokenizer of the text model's folder with the four tokens of vision."""
+    tree = json.loads((text / "tokenizer.json").read_text("utf-8"))
+    vocabulary = tree["model"]["vocab"]
+    for token, byte in TOKENS.items():
+        vocabulary[token] = vocabulary.pop(byte)
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        added = {"id": vocabulary[token], "content": token, **flags, "special": True}
+        tree["added_tokens"].append(added)
+    tree["model"]["vocab"] = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
+    return Tokenizer.from_str(json.dumps(tree))
+
+
+SIZES: Final = ((224, 224), (256, 192), (192, 256))  # width and height
+_SIZE_SHARES: Final = (0.7, 0.15, 0.15)
+_LINE: Final = 64  # bytes to which arrays are aligned
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def random_size(rng: Random) -> int:
+    """Return which of `SIZES` the pictures of a batch have."""
+    return rng.choices(range(len(SIZES)), _SIZE_SHARES)[0]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of a batch: number of rows, and number of those with a second picture."""
+
+    rows: int
+    twice: int
+
+    @property
+    def pictures(self) -> int:
+        """Return the pictures of a batch."""
+        return self.rows + self.twice
+
+    def _fields(self, size: int) -> dict[str, tuple[tuple[int, ...], type[np.generic]]]:
+        width, height = SIZES[size]
+        merged = (height // CELL) * (width // CELL)
+        return {
+            "pixels": ((self.pictures, height, width, 3), np.uint8),
+            "seen": ((self.pictures, merged, len(CLASSES)), np.uint8),
+            "ids": ((self.rows, LENGTH), np.int64),
+            "answers": ((self.rows, LENGTH), np.bool_),
+            "positions": ((3, self.rows, LENGTH), np.int64),
+            "where": ((self.pictures * merged,), np.int64),
+        }
+
+    def views(self, memory: mmap, size: int) -> Arrays:
+        """Return the arrays of a batch in this memory, one behind another.
+
+        `pixels` and `seen` are of pictures; `ids`, `answers` and `positions` of rows; `where` the
+        places of image tokens in the flattened ids.
+        """
+        found, offset = {}, 0
+        for name, (shape, kind) in self._fields(size).items():
+            found[name] = np.ndarray(shape, kind, memory, offset)
+            offset += -(-found[name].nbytes // _LINE) * _LINE
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the largest batch takes."""
+        return max(
+            sum(
+                -(-int(np.prod(shape)) * np.dtype(kind).itemsize // _LINE) * _LINE
+                for shape, kind in self._fields(size).values()
+            )
+            for size in range(len(SIZES))
+        )
+
+
+class Filler:
+    """Filler of batches, from one seed."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int, shape: Shape) -> None:
+        self._writer = Writer(tokenizer)
+        self._image = tokenizer.token_to_id(IMAGE)
+        self._rng = Random(seed)
+        self._shape = shape
+
+    def _row(self, size: tuple[int, int], number: int) -> Row:
+        while True:
+            pictures = tuple(shown(self._rng, size) for _ in range(number))
+            row = self._writer.conversation(self._rng, pictures)
+            if len(row.ids) <= LENGTH:  # few are longer: two pictures with long words
+                return row
+
+    def fill(self, memory: mmap) -> int:
+        """Make a batch in this memory, and return which of `SIZES` it has.
+
+        Rows are padded with 0, and their positions go on.
+        """
+        size = random_size(self._rng)
+        arrays = self._shape.views(memory, size)
+        arrays["ids"][:] = 0
+        arrays["answers"][:] = False
+        arrays["positions"][:] = np.arange(LENGTH)
+        place = 0
+        for index in range(self._shape.rows):
+            number = 2 if index < self._shape.twice else 1
+            row = self._row(SIZES[size], number)
+            length = len(row.ids)
+            arrays["ids"][index, :length] = row.ids
+            arrays["answers"][index, :length] = row.answers
+            arrays["positions"][:, index, :length] = row.positions
+            for picture in row.shown:
+                arrays["pixels"][place] = picture.picture.pixels
+                arrays["seen"][place] = picture.picture.seen.reshape(-1, len(CLASSES))
+                place += 1
+        arrays["where"][:] = np.flatnonzero(arrays["ids"] == self._image)
+        return size

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from models.stream import batches
-from models.vision.batch import Arrays, Filler, Shape
+from models.vision.rows import Arrays, Filler, Shape
 
 TEXT_WIDTHS: Final = (128, 192, 256, 384, 512)
 _TEXTS_AHEAD: Final = 48

@@ -6,25 +6,162 @@ import os
 import sys
 import tarfile
 import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
 from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, multiprocessing, nn
 
-from models.vision.batch import SIZES, Filler, Shape
-from models.vision.captured import Captured
-from models.vision.exam import Lack, exam, examine
-from models.vision.final import LastExam
+from models.vision.exam import Lack, LastExam, exam, examine
 from models.vision.folder import load_weights, new_model, write_folder
-from models.vision.forward import Reader
-from models.vision.guide import Guide, picture_losses, text_loss
-from models.vision.prompts import held_out_prompts, table
-from models.vision.ranks import Ranks, run_ranks
+from models.vision.forward import Guide, Reader, picture_losses, text_loss
+from models.vision.questions import held_out_prompts, table
+from models.vision.rows import SIZES, Filler, Shape, vision_tokenizer
 from models.vision.stream import TEXT_WIDTHS, Batch, Stream, text_shape
-from models.vision.tokens import vision_tokenizer
+
+_WARM: Final = 3  # steps before a capture, in which everything is compiled
+
+Compute = Callable[[Batch], Tensor]
+
+
+def _key(batch: Batch) -> tuple[object, ...]:
+    return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(batch.items()))
+
+
+class Captured:
+    """Graphs by shape that compute losses and accumulate their gradients."""
+
+    def __init__(self, compute: Compute, pool: tuple[int, int] | None = None) -> None:
+        """Wrap `compute`, which runs backward and returns losses; gradients must be there."""
+        self._compute = compute
+        self.pool = pool
+        self._graphs: dict[tuple[object, ...], tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
+
+    def capture(self, batch: Batch) -> bool:
+        """Record the step for batches of this shape, while no other thread uses the GPU.
+
+        Return whether that worked: where it did not, steps are launched kernel by kernel.
+        """
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM):
+                self._compute(batch)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                losses = self._compute(batch)
+        except RuntimeError:
+            traceback.print_exc()
+            torch.cuda.synchronize()
+            return False
+        self.pool = self.pool or graph.pool()
+        self._graphs[_key(batch)] = graph, batch, losses
+        return True
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Return the losses, detached."""
+        known = self._graphs.get(_key(batch))
+        if known is None:
+            return self._compute(batch)
+        graph, static, losses = known
+        for name, tensor in static.items():
+            tensor.copy_(batch[name])
+        graph.replay()
+        return losses
+
+
+_GRACE_S: Final = 30.0  # for the others, once one has ended with an error
+_TIMEOUT: Final = timedelta(seconds=120)
+
+
+class Ranks:
+    """Rank of this process among those that train together; without others it shares nothing."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+
+    def join(self, device: str) -> None:
+        """Meet the others, once the processes that draw have been forked."""
+        if self.world == 1:
+            return
+        backend = "gloo"
+        if device == "cuda":
+            torch.cuda.set_device(self.rank)
+            backend = "cpu:gloo,cuda:nccl"
+        distributed.init_process_group(
+            backend, rank=self.rank, world_size=self.world, timeout=_TIMEOUT
+        )
+
+    def leave(self) -> None:
+        """Part from the others, once all are done."""
+        if self.world > 1:
+            self.same(0.0)
+            distributed.destroy_process_group()
+
+    def average(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Replace the gradients by their mean over all."""
+        if self.world == 1:
+            return
+        grads = [p.grad for p in parameters if p.grad is not None]
+        flat = torch.cat([grad.flatten() for grad in grads])
+        distributed.all_reduce(flat)
+        flat /= self.world
+        parts = flat.split([grad.numel() for grad in grads])
+        torch._foreach_copy_(grads, [p.view_as(g) for p, g in zip(parts, grads, strict=True)])
+
+    def same(self, value: float) -> float:
+        """Return the value of the first."""
+        if self.world == 1:
+            return value
+        told = torch.tensor([value], dtype=torch.float64)
+        distributed.broadcast(told, 0)
+        return float(told)
+
+    def share(self, parameters: list[torch.nn.Parameter]) -> None:
+        """Give everyone the weights of the first."""
+        if self.world > 1:
+            for parameter in parameters:
+                distributed.broadcast(parameter.data, 0)
+
+
+def run_ranks(work: Callable[[Any, Ranks], None], flags: Any, world: int) -> int:
+    """Run `work` in so many processes, and return 0 once all have ended well.
+
+    When one ends with an error the others get a while to end, too, and are ended then.
+    """
+    if world == 1:
+        work(flags, Ranks(0, 1))
+        return 0
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29517")
+    os.environ["NCCL_NVLS_ENABLE"] = "0"
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=work, args=(flags, Ranks(rank, world))) for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    deadline = float("inf")
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.5)
+        if any(process.exitcode for process in processes):
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+            process.join(5)
+            process.kill()
+    codes: list[int] = [abs(process.exitcode or 0) for process in processes]
+    return max(codes)
+
 
 TOWER_RATE: Final = 1.5e-3
 DECODER_RATE: Final = 1.2e-3

@@ -14,7 +14,7 @@ from hearth.runtime.config import DeviceKind
 from hearth.runtime.device.cache_storage import CacheStorage
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.positions import RowPositions
-from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.request import RowToken
 from hearth.runtime.tensors.tensor import Tensor
 
 
@@ -72,7 +72,7 @@ class HostStream:
 class PendingSamples(Protocol):
     """Tokens that the device may still be sampling."""
 
-    def result(self) -> list[Sample | None]:
+    def result(self) -> list[RowToken | None]:
         """Wait for the sampled rows, in their order; None where numbers were not finite.
 
         A row that was only checked has a sample of token -1. Raises what the step raised.
@@ -242,7 +242,7 @@ class PathShape(NamedTuple):
 class AcceptedPath(NamedTuple):
     """Accepted samples of a row in a round, and the node behind which each was sampled."""
 
-    samples: list[Sample]
+    samples: list[RowToken]
     nodes: list[int]
 
 

@@ -17,14 +17,14 @@ from hearth.runtime.executor.engine import (
     Engine,
     EngineConfig,
     EngineOptions,
+    GraphCache,
+    GraphCounters,
     Initializers,
     IOTensor,
 )
-from hearth.runtime.executor.graph_cache import GraphCache, GraphCounters
 from hearth.runtime.executor.simulated_engine import SimulatedEngine
 from hearth.runtime.onnx_runtime import load_onnx_runtime
-from hearth.runtime.tensors.dims import StepDims
-from hearth.runtime.tensors.profiles import Profile, Selector, build_profiles
+from hearth.runtime.tensors.profiles import Profile, Selector, StepDims, build_profiles
 from hearth.runtime.tensors.registry import (
     TensorRegistry,
     TensorSpec,
@@ -140,8 +140,6 @@ class EngineExecutor:
         run before it has the context memory that it wants, if any.
         """
         registry = build_registry_for_llm(config)
-        for spec in () if weights is None else weights.specs:
-            registry.add_own(spec)
         return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
@@ -155,8 +153,6 @@ class EngineExecutor:
     ) -> "EngineExecutor":
         """Load the draft engine of a folder, as `create_for_llm` does a decoder's."""
         registry = build_registry_for_spec_decode_draft(config)
-        for spec in () if weights is None else weights.specs:
-            registry.add_own(spec)
         return cls._create(folder, config, options, device, registry, weights=weights)
 
     @classmethod
@@ -181,6 +177,8 @@ class EngineExecutor:
         *,
         weights: ExternalWeightManager | None = None,
     ) -> "EngineExecutor":
+        for spec in () if weights is None else weights.specs:
+            registry.add_own(spec)
         # A draft's steps have two, a decoder's decode steps one, and its prefill steps one a place.
         address_sets = 1 + config.max_supported_batch_size
         with undoing() as undo:
@@ -418,7 +416,7 @@ def _open_engine(
     if not isinstance(device, CudaDevice):
         raise HearthError("internal", f"a device of kind {device.kind} runs no CUDA engine")
     if config.backend == "tensorrt":
-        from hearth.runtime.executor.tensorrt.engine import TensorRTEngine  # noqa: PLC0415 - see above
+        from hearth.runtime.executor.tensorrt_engine import TensorRTEngine  # noqa: PLC0415 - see above
 
         return TensorRTEngine.open(folder, config, device.context)
     if config.backend == "kernels":

@@ -83,12 +83,7 @@ def provider_options(stream: int) -> dict[str, str]:
 
 def session_options(options: EngineOptions) -> ort.SessionOptions:
     """Settings of a session: the host only queues work, so one thread is enough."""
-    made = ort.SessionOptions()
-    made.intra_op_num_threads = options.threads or 1
-    made.inter_op_num_threads = 1
-    made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # A pattern would be kept for every shape; prefill has hundreds of them.
-    made.enable_mem_pattern = False
+    made = onnx_engine.sequential_options(options.threads or 1)
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     # Products of few rows have kernels of their own, and the first run selects the fastest.
     made.add_session_config_entry("ep.cuda.enable_gemm_auto_tune", "1")

@@ -18,8 +18,8 @@ from hearth.runtime.executor.engine import (
     Initializers,
     IOTensor,
     SelfContained,
+    physical_cores,
 )
-from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.memory.system import release_free_memory
 from hearth.runtime.onnx_runtime import check_version
 from hearth.runtime.packages import version_numbers
@@ -195,14 +195,20 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(part in text for part in _OUT_OF_MEMORY)
 
 
-def session_options(options: EngineOptions) -> ort.SessionOptions:
-    """Settings of a session: one thread pool, and scratch memory that does not pile up."""
+def sequential_options(threads: int) -> ort.SessionOptions:
+    """Settings of any session: one thread pool, and scratch memory that does not pile up."""
     made = ort.SessionOptions()
-    made.intra_op_num_threads = options.threads or physical_cores()
+    made.intra_op_num_threads = threads
     made.inter_op_num_threads = 1
     made.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     # A pattern would be kept for every shape; prefill has hundreds of them.
     made.enable_mem_pattern = False
+    return made
+
+
+def session_options(options: EngineOptions) -> ort.SessionOptions:
+    """Settings of a session on the CPU, whose threads are all physical cores unless named."""
+    made = sequential_options(options.threads or physical_cores())
     # A thread that spins for long is the fastest alone and several times slower beside a
     # neighbour; a few microseconds save most wake-ups at no cost (docs/lab/what-was-learnt.md).
     bounded = version_numbers(ort.__version__) >= BOUNDED_SPIN_SINCE

@@ -10,8 +10,8 @@ from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
 from hearth.runtime.device.device import Stream
 from hearth.runtime.executor.engine import Binding, IOTensor, SelfContained
 from hearth.runtime.packages import VERSION
-from hearth.runtime.tensors.dims import PROFILE_CONTEXT
 from hearth.runtime.tensors.lora import lora_targets
+from hearth.runtime.tensors.profiles import PROFILE_CONTEXT
 from hearth.runtime.tensors.registry import TensorRegistry
 
 HOT_LOGIT = 100.0

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from hearth.runtime.config import MOST_TREE_NODES
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.checkpoint import Checkpoint
-from hearth.runtime.export.config_fields import refuse_unserved
-from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_config
+from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_config, refuse_unserved
 from hearth.runtime.export.model_config import ModelConfig, read_sizes
 from hearth.runtime.options import FEWEST_TREE_NODES, MOST_ACCEPTED, EagleDraftingConfig
 

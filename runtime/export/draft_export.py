@@ -35,9 +35,8 @@ from hearth.runtime.export.graph import GraphBuilder
 from hearth.runtime.export.kernels_export import check_limits
 from hearth.runtime.export.model_config import ModelConfig
 from hearth.runtime.export.options import ExportOptions, resolve_block_size, resolve_capacity
-from hearth.runtime.export.progress import Progress
 from hearth.runtime.export.weights import Weights
-from hearth.runtime.export.writer import TensorPieces, write_safetensors
+from hearth.runtime.export.writer import Progress, TensorPieces, write_safetensors
 
 # The graph of an EAGLE-3 draft (Li et al. 2025, "EAGLE-3: Scaling up Inference ...").
 

@@ -30,20 +30,19 @@ from hearth.runtime.export.model_config import ModelConfig
 from hearth.runtime.export.onnx_files import Build, write_onnx
 from hearth.runtime.export.options import (
     ExportOptions,
+    PlanOptions,
     resolve_block_size,
     resolve_capacity,
     resolve_chunk,
+    resolve_decode_batches,
     resolve_dialect,
 )
-from hearth.runtime.export.progress import Progress, ProgressCounter
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.tensorrt.options import PlanOptions, resolve_decode_batches
+from hearth.runtime.export.reference_pass import RoundedWeights, rope_tables
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
 from hearth.runtime.export.weights import Weights, row_pieces
-from hearth.runtime.export.writer import TensorPieces, write_safetensors
+from hearth.runtime.export.writer import Progress, ProgressCounter, TensorPieces, write_safetensors
 from hearth.runtime.memory.sizes import projection_bytes, projection_elements
 from hearth.runtime.packages import VERSION
-from hearth.runtime.rope import rope_tables
 
 _SMALL = 500_000_000
 """Parameters below which four bits are too few for the head (docs/lab/weights-and-answers.md)."""

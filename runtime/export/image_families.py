@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export.config_fields import refuse_unserved
-from hearth.runtime.export.json_file import Fields
+from hearth.runtime.export.json_file import Fields, refuse_unserved
 from hearth.runtime.vision_config import Family
 
 MRopeLayout = Literal["sections", "interleaved"]

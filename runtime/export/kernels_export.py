@@ -21,11 +21,10 @@ from hearth.runtime.export.external_weights import facts_of
 from hearth.runtime.export.layout import EMBEDDING as EMBEDDING_SOURCE
 from hearth.runtime.export.layout import HEAD as HEAD_SOURCE
 from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.weights import cast, quantised_rows, row_pieces
+from hearth.runtime.export.weights import Kind, cast, pack, quantised_rows, row_pieces
 from hearth.runtime.export.writer import DataFile
 from hearth.runtime.memory.sizes import weights_head_bytes
 from hearth.runtime.tensors.tensor import numpy_dtype
-from hearth.runtime.weights.quantised import Kind, pack
 from hearth.runtime.weights.weights_file import (
     EMBEDDING,
     StoredType,

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from hearth.runtime.config import Drift, LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.reference_pass import reference_logits
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights, reference_logits
 from hearth.runtime.known_answer import FORCING_BIAS, KnownAnswer
 
 LENGTH = 32

@@ -7,14 +7,20 @@ from msgspec import structs
 
 from hearth.runtime.config import RopeConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export.config_fields import refuse_unserved
 from hearth.runtime.export.image_families import (
     IMAGE_FAMILIES,
     ImageFamily,
     MRopeLayout,
     TextArchitecture,
 )
-from hearth.runtime.export.json_file import CONFIG_FILE, Fields, read_config, read_json
+from hearth.runtime.export.json_file import (
+    CONFIG_FILE,
+    Fields,
+    read_config,
+    read_json,
+    refuse_unserved,
+)
+from hearth.runtime.weights.weights_file import ModelFacts
 
 _DEFAULT_THETA = 10_000.0
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
@@ -113,7 +119,7 @@ def _read_llama3(scaling: Fields, theta: float) -> RopeConfig:
     return rope
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ModelConfig(ModelFacts, frozen=True, kw_only=True):
     """The shape of a decoder: sizes in elements, `max_position_embeddings` in tokens.
 
     `attention_bias` is a bias on q, k and v, `output_bias` one on what joins the heads, `mlp_bias`
@@ -124,24 +130,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     architecture: TextArchitecture
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_attention_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary_dim: int
     max_position_embeddings: int
-    rms_norm_eps: float
-    tied_head: bool
-    attention_bias: bool
-    qk_norm: bool
-    rope: RopeConfig
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    output_bias: bool = False
-    mlp_bias: bool = False
     window: int | None = None
     images: ImageFamily | None = None
     image_token_id: int = 0

@@ -17,11 +17,11 @@ from hearth.runtime.export.dialect import (
     ClassicDialect,
     GraphDialect,
     NativeDialect,
+    PrimitiveDialect,
 )
 from hearth.runtime.export.external_weights import write_data, write_table
 from hearth.runtime.export.graph import GraphBuilder, Location
 from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.tensorrt.dialect import PrimitiveDialect
 from hearth.runtime.export.weights import Weights
 from hearth.runtime.export.writer import DataFile
 from hearth.runtime.tensors.lora import lora_inputs

@@ -1,22 +1,157 @@
 """Forward pass of a model of the served family, from token ids to logits, in NumPy.
 
-This is the specification, to be read from top to bottom: the graphs of every dialect, and the
+`decode` is the specification, to be read with all behind it: the graphs of every dialect, and the
 engines that are built of them, compute the same. It knows no cache and no chunk; sequences of one
 length go through the layers at once. T is that length, H the hidden size, D that of a head, and the
-dots are the sequences, which are independent of each other.
+dots are the sequences, which are independent of each other. Before it stand the tables and the
+weights that it reads, rounded as an engine has them.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hearth.runtime.config import LLMEngineRunnerConfig, Quantization, RopeConfig
+from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.layout import EMBEDDING, HEAD
 from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.rope import rope_tables
+from hearth.runtime.export.weights import (
+    TILE_BYTES,
+    cast,
+    in_threads,
+    quantised,
+    reads_as_stored,
+    round_weights,
+    widen,
+)
+from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.vision_config import VisionConfig
 
 Array = NDArray[np.float32]
+
+
+def rope_frequencies(rope: RopeConfig, rotary_dim: int) -> Array:
+    """Radians per token of each rotated pair [rotary_dim / 2]; zero for type `none`.
+
+    float32 throughout, as reference models compute it: the rounding of a frequency is multiplied
+    by the position, so a more exact value would agree less.
+    """
+    if rope.type == "none":
+        return np.zeros(rotary_dim // 2, np.float32)
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    plain: Array = np.float32(1) / np.power(np.float32(rope.theta), exponents)
+    if rope.type == "linear":
+        stretched: Array = plain / np.float32(rope.factor)
+        return stretched
+    if rope.type == "llama3":
+        return _scale_llama3(plain, rope)
+    return plain
+
+
+def rope_tables(rope: RopeConfig, rotary_dim: int, positions: int) -> tuple[Array, Array]:
+    """Cosine and sine [positions, rotary_dim / 2] for positions 0, 1, 2 ..."""
+    index = np.arange(positions, dtype=np.float32)
+    angles = index[:, None] * rope_frequencies(rope, rotary_dim)[None, :]
+    return np.cos(angles), np.sin(angles)
+
+
+def _scale_llama3(plain: Array, rope: RopeConfig) -> Array:
+    # The rule published with Llama 3.1: long waves are stretched by the factor, short ones are
+    # kept, and those between the two limits are blended by how often they fit the old length.
+    length = rope.original_max_position_embeddings
+    wave = np.float32(2 * math.pi) / plain
+    turns = np.float32(length) / wave
+    blend = (turns - np.float32(rope.low_freq_factor)) / np.float32(
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    stretched = plain / np.float32(rope.factor)
+    mixed = (1 - blend) * stretched + blend * plain
+    long = wave > length / rope.low_freq_factor
+    short = wave < length / rope.high_freq_factor
+    return np.where(long, stretched, np.where(short, plain, mixed)).astype(np.float32)
+
+
+_WIDE = np.dtype(np.float32)
+
+
+class RoundedWeights:
+    """Reads tensors of a checkpoint, of matrices some megabytes at a time.
+
+    `read` gets the bytes of each piece of a matrix, once it is used, in float32.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: LLMEngineRunnerConfig | VisionConfig,
+        read: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._body, self._head = config.weight_quantization, config.head_weights
+        self._signed = reads_as_stored(config)
+        self._block_size = config.weight_block_size
+        self._dtype = self._table = numpy_dtype(config.dtype)
+        if isinstance(config, LLMEngineRunnerConfig) and config.embedding_dtype is not None:
+            self._table = numpy_dtype(config.embedding_dtype)
+        self._cuda = config.device == "cuda"
+        self._read = read
+
+    def vector(self, name: str) -> Array:
+        """A vector, as norms and biases are."""
+        return self._rounded(self._checkpoint.vector(name), name)
+
+    def embed(self, name: str, token_ids: ArrayLike) -> Array:
+        """Rows of an embedding table: [..., H]."""
+        ids = np.asarray(token_ids)
+        rows = [self._checkpoint.matrix(name, slice(i, i + 1), slice(None)) for i in ids.flat]
+        stored = cast(np.concatenate(rows), self._table, name)
+        return self._rounded(stored, name).reshape(*ids.shape, -1)
+
+    def table(self, name: str) -> Array:
+        """A whole matrix, as that of learned positions is."""
+        return self._rounded(self._checkpoint.matrix(name, slice(None), slice(None)), name)
+
+    def project(self, x: Array, name: str) -> Array:
+        """The product of x [..., in] and a projection's matrix [out, in]: [..., out]."""
+        rows, columns = self._checkpoint.shape(name)[0], x.shape[-1]
+        inputs = x.reshape(-1, columns)
+        product = np.empty((len(inputs), rows), np.float32)
+        height = max(1, TILE_BYTES // (columns * 4))
+        parts = [slice(start, min(start + height, rows)) for start in range(0, rows, height)]
+
+        def tile(part: slice) -> Array:
+            return self._projection(self._checkpoint.matrix(name, part, slice(None)), name)
+
+        tiles = in_threads(tile, parts) if len(parts) > 1 else map(tile, parts)
+        for part, weights in zip(parts, tiles, strict=True):
+            product[:, part] = (weights @ inputs.T).T
+            self._read(weights.nbytes)
+        return product.reshape(*x.shape[:-1], rows)
+
+    def rounded_inputs(self, x: Array) -> Array:
+        """Round x [..., in] as a product does: of quantised weights on a CPU to 8 bits a block."""
+        if self._body == "none" or self._cuda:
+            rounded = x.astype(self._dtype).astype(np.float32)
+            # A CPU keeps float32 from one operator to the next.
+            return rounded if self._cuda else np.where(np.isfinite(rounded), rounded, x)
+        rows = x.reshape(-1, x.shape[-1])
+        blocks = round_weights(rows, "int8", self._block_size, _WIDE)
+        return widen(blocks, _WIDE).reshape(x.shape)
+
+    def _projection(self, matrix: NDArray[np.generic], name: str) -> Array:
+        """Some rows of a projection; a CPU keeps the dequantised weights in float32."""
+        kind: Quantization = self._head if name in (HEAD, EMBEDDING) else self._body
+        if kind == "none":
+            return self._rounded(matrix, name)
+        made = quantised(matrix, kind, self._block_size, self._dtype, name, signed=self._signed)
+        wide = widen(made, self._dtype if self._cuda else _WIDE)
+        return wide.astype(np.float32, copy=False)
+
+    def _rounded(self, array: NDArray[np.generic], name: str) -> Array:
+        rounded: Array = cast(array, self._dtype, name).astype(np.float32, copy=False)
+        return rounded
 
 
 def reference_logits(model: ModelConfig, weights: RoundedWeights, token_ids: ArrayLike) -> Array:
@@ -103,7 +238,7 @@ def rotate(heads: Array, cos: Array, sin: Array) -> Array:
 
     `cos` and `sin` [T, R / 2], or [..., 1, T, R / 2] where each sequence has its own, turn the
     first R elements, element i with element i + R / 2; the others stay. Su et al., RoFormer, 2021;
-    the scalings of its angles are in `hearth.runtime.rope`.
+    the scalings of its angles are in `rope_frequencies`.
     """
     half = cos.shape[-1]
     one, other, rest = np.split(heads, [half, 2 * half], axis=-1)

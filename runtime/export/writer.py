@@ -1,8 +1,8 @@
-"""Files that are written piece by piece, so that memory does not grow with the model."""
+"""Files written piece by piece, so that memory does not grow with the model, and their progress."""
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -70,3 +70,33 @@ def write_safetensors(path: Path, tensors: dict[str, TensorPieces]) -> dict[str,
 
 def _bytes(piece: Array) -> memoryview:
     return np.ascontiguousarray(piece).view(np.uint8).data
+
+
+Progress = Callable[[str, int, int], None]
+
+
+class ProgressCounter:
+    """Count the bytes of one stage and report them; `done` never exceeds `total`."""
+
+    def __init__(self, progress: Progress | None, stage: str, total: int) -> None:
+        self._progress = progress
+        self._stage = stage
+        self._total = total
+        self._done = 0
+        self.add(0)
+
+    def add(self, count: int) -> None:
+        """Count bytes that are now done."""
+        self._done = min(self._done + count, self._total)
+        if self._progress is not None:
+            self._progress(self._stage, self._done, self._total)
+
+    def finish(self) -> None:
+        """Count all bytes that are left."""
+        self.add(self._total)
+
+    def over(self, pieces: Iterable[Array]) -> Iterator[Array]:
+        """Yield `pieces`, each counted once the next is requested."""
+        for piece in pieces:
+            yield piece
+            self.add(piece.nbytes)

@@ -13,26 +13,22 @@ from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.speculative import SpeculativeStrategy
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
-from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
+from hearth.runtime.kv_cache.page_loads import DiskTier, LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import PagePool
 from hearth.runtime.kv_cache.prefix_cache import PrefixCache, engine_digest, is_exact
 from hearth.runtime.memory.sizes import projection_bytes
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.pipeline_io import PipelineIO, draft_zero_bytes
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.speculation.draft_runner import EagleDraftRunner
+from hearth.runtime.speculation.draft_runner import EagleDraftRunner, grows_chains
 from hearth.runtime.speculation.eagle import EagleProposer
-from hearth.runtime.speculation.growth import grows_chains
-from hearth.runtime.speculation.lookup_proposer import LookupProposer
 from hearth.runtime.speculation.policy import SpeculationPolicy
-from hearth.runtime.speculation.proposer import Proposer
+from hearth.runtime.speculation.proposer import LookupProposer, Proposer
 from hearth.runtime.undo import undoing
-from hearth.runtime.vision.vision_runner import VisionRunner
+from hearth.runtime.vision.vision_runner import LocalEmbeddings, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER
 from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 

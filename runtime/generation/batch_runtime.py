@@ -9,7 +9,7 @@ import msgspec
 from hearth.runtime.batch import DecodingRow, RowState, tokens_to_generate
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.in_flight import StepKind
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
@@ -124,8 +124,8 @@ class StepResult(msgspec.Struct):
 
     A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
     is the error of a prefill: its rows end with it, and the others go on. `pictures` are those that
-    the vision encoder finished. `cached` has, with the first token of a row, the number of its
-    tokens that came from the prefix cache, where any did.
+    the vision encoder finished. With the first token of a row `begun` has the time at which it was
+    admitted, and `cached` the number of its tokens that came from the prefix cache, where any did.
     """
 
     kind: StepKind
@@ -135,13 +135,14 @@ class StepResult(msgspec.Struct):
     rounds: list[RowRound] = []
     failure: HearthError | None = None
     pictures: list[TowerResult] = []
+    begun: dict[int, float] = {}
     cached: dict[int, int] = {}
 
 
 class BatchRuntime(Protocol):
     """Interface of a runtime to its loop: admit rows, step while any is active, let rows leave.
 
-    Rows are numbered in the order in which they were admitted, from 0 again when none is active.
+    Rows have the numbers that `admit` got, or are counted from 0, and anew when none is active.
     """
 
     memory: dict[str, int]
@@ -205,7 +206,7 @@ class BatchRuntime(Protocol):
     def check(self, row: RowRequest) -> None:
         """Refuse a row that `admit` would refuse; the error names the field."""
 
-    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+    def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         """Take rows, all or none, and give their numbers; raises naming the field at fault."""
 
     def run_tower(self, work: TowerWork) -> None:
@@ -223,8 +224,11 @@ class BatchRuntime(Protocol):
     def unpin(self, client: int) -> None:
         """Release the pages that a client's rows have pinned in the prefix cache."""
 
-    def release(self, row: int) -> list[int] | None:
-        """Remove a live row and return its tokens beyond the prompt; None if it has ended."""
+    def release(self, row: int, *, paid: bool = False) -> list[int] | None:
+        """Remove a live row and return its tokens beyond the prompt; None if it has ended.
+
+        With `paid` also None until it has decoded for as long as its prefill took.
+        """
 
 
 def failed_chunk(rows: Sequence[DecodingRow], started: float, error: Exception) -> StepResult:

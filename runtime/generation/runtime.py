@@ -3,6 +3,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
+from math import inf
 from pathlib import Path
 
 from hearth.runtime.batch import DecodingInferenceContext, DecodingRow, RowOwner, RowState, all_left
@@ -10,9 +11,8 @@ from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import BatchSampler, Device
 from hearth.runtime.device.open import open_device
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.engine import EngineOptions
+from hearth.runtime.executor.engine import EngineOptions, GraphCounters
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.executor.graph_cache import GraphCounters
 from hearth.runtime.generation.answer_check import AnswerCheck, AnswerReport
 from hearth.runtime.generation.assembly import assemble
 from hearth.runtime.generation.batch_runtime import StepResult, check_row, failed_chunk
@@ -353,11 +353,12 @@ class LLMInferenceRuntime:
         self._runner.get_lora_weights_digest(options.adapter)
         check_options(options, self.config.output_vocab_size)
 
-    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+    def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.
 
-        Refuses all, naming the field: places too few, one is not served or (`cache_full`) pinned,
-        or they do not share an adapter with each other and with those that run.
+        Those are `numbers`, of which no active row has one, or count on. Refuses all, naming the
+        field: places too few, one is not served or (`cache_full`) pinned, or they do not share an
+        adapter with each other and with those that run.
         """
         if not 1 <= len(rows) <= self.free:
             what = f"{self.free} places are free, for {len(rows)} rows"
@@ -375,7 +376,9 @@ class LLMInferenceRuntime:
             for row in rows:
                 if row.options.cache == "pin":
                     self._prefix.pin(row)
-        return self._context.admit(rows)
+        admitted = self._context.admit(rows, numbers)
+        self._times.admitted(admitted)
+        return [row.number for row in admitted]
 
     def run_tower(self, work: TowerWork) -> None:
         """Take a picture for the tower, within the budget of prefill where rows decode.
@@ -388,12 +391,14 @@ class LLMInferenceRuntime:
         """Let a row leave before the next step; nothing more is reported for it."""
         self._context.leave(row)
 
-    def release(self, row: int) -> list[int] | None:
-        """Let a row leave that would go on: its tokens beyond the prompt; None if it has ended.
+    def release(self, row: int, *, paid: bool = False) -> list[int] | None:
+        """Let a row leave that would go on: its tokens beyond the prompt; None if it stays.
 
-        A row whose last token is being sampled ends by itself.
+        A row whose last token is being sampled ends by itself. With `paid` it stays until it has
+        decoded for as long as its prefill took: elsewhere it pays that again, and without this long
+        prompts that take turns would never get a token further.
         """
-        return self._context.release(row)
+        return self._context.release(row, self._times.generation.seconds if paid else inf)
 
     def unpin(self, client: int) -> None:
         """Keep no longer what a client's rows have pinned in the prefix cache."""
@@ -546,8 +551,10 @@ class LLMInferenceRuntime:
         if speculation is not None and step.kind == "verify":
             self._verify_ahead(speculation, step.rows)
         began, ended = self._record(step, tokens)
-        cached = _reused(step.rows, tokens) if step.kind == "prefill" else {}
-        return StepResult(step.kind, tokens, began, ended, step.rounds, cached=cached)
+        result = StepResult(step.kind, tokens, began, ended, step.rounds)
+        if step.kind == "prefill":
+            result.begun, result.cached = self._times.begun(step.rows, tokens)
+        return result
 
     def _record(self, step: AnyStep, tokens: Sequence[RowToken]) -> tuple[float, float]:
         """Take note of a step that was collected just now; when it began and ended."""
@@ -588,9 +595,3 @@ class LLMInferenceRuntime:
             speculation.collect(step)
         elif isinstance(step.error, HearthError) and step.error.code == "device_lost":
             raise step.error
-
-
-def _reused(rows: Sequence[DecodingRow], tokens: Sequence[RowToken]) -> dict[int, int]:
-    """Number of tokens from the prefix cache, by row number, of rows that begin."""
-    begun = {token.row for token in tokens if token.error is None}
-    return {row.number: row.reused for row in rows if row.reused and row.number in begun}

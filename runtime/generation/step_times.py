@@ -2,11 +2,14 @@
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
+from hearth.runtime.batch import DecodingRow
 from hearth.runtime.ewma import Ewma
 from hearth.runtime.generation.in_flight import AnyStep
+from hearth.runtime.request import RowToken
 
 
 class StageMetrics(msgspec.Struct):
@@ -60,6 +63,31 @@ class StepTimes:
     def began(self, started: float) -> float:
         """Time at which the device began a step queued at `started`, behind the one before it."""
         return max(started, self.collected)
+
+    def admitted(self, rows: Iterable[DecodingRow]) -> None:
+        """Note on rows that they were admitted now."""
+        now = time.monotonic()
+        for row in rows:
+            row.placed, row.prefill_from = now, self.prefill.seconds
+
+    def begun(
+        self, rows: Iterable[DecodingRow], tokens: Iterable[RowToken]
+    ) -> tuple[dict[int, float], dict[int, int]]:
+        """Note on rows that a prefill, recorded before, gave them their first tokens.
+
+        Returns, by row number, the times at which they were admitted, and the tokens that came from
+        the prefix cache, where any did.
+        """
+        given = {token.row: token.error for token in tokens}
+        begun, cached = dict[int, float](), dict[int, int]()
+        for row in rows:
+            if row.number not in given:
+                continue
+            row.paid_from = self.generation.seconds + self.prefill.seconds - row.prefill_from
+            begun[row.number] = row.placed
+            if row.reused and given[row.number] is None:
+                cached[row.number] = row.reused
+        return begun, cached
 
     def record(self, step: AnyStep, tokens: int = 0) -> tuple[float, float]:
         """Record a step that was collected just now, and return when it began and ended.

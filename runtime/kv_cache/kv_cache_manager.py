@@ -1,11 +1,12 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, DecodingRow, RowMove
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device, RotaryTables
 from hearth.runtime.errors import HearthError
@@ -205,9 +206,8 @@ class RotaryRows:
                 self._filled[place] = positions
 
 
-def _positions(assignment: SlotAssignment) -> RowPositions:
-    row = assignment.request
-    spans = [span for image in row.images for span in image.spans]
+def _positions(row: DecodingRow) -> RowPositions:
+    spans = [span for image in row.request.images for span in image.spans]
     return row_positions(row.prompt_length, spans)
 
 
@@ -260,13 +260,15 @@ class HybridCacheManager:
         if slots > self.kv.bucket:
             self.kv.reserve(slots, self.row_lengths)
 
-    def reorder(self, reorder: BatchReorder) -> None:
+    def reorder(
+        self, reorder: BatchReorder, filled: Callable[[DecodingRow], int] = attrgetter("filled")
+    ) -> None:
         """Move the slots and lengths of rows, and zero dirty slots.
 
         New rows have `filled` slots, which the prefix cache fills. The bucket holds the longest
         row, and may shrink when that left.
         """
-        lengths = reorder.settle(self.row_lengths, lambda assignment: assignment.filled)
+        lengths = reorder.settle(self.row_lengths, filled)
         self.kv.move(
             [
                 RowMove(source, target, self.row_lengths[source])

@@ -39,13 +39,6 @@ def page_bytes(base: LLMEngineRunnerConfig, draft: LLMEngineRunnerConfig | None)
     return sum(kv_cache_bytes(one, 1, PAGE_TOKENS) for one in engines)
 
 
-def pool_pages(tiers: TierCapacity) -> tuple[int, int]:
-    """Number of pages that a pool allocates in device memory and in host memory."""
-    if not tiers.device or not tiers.disk:
-        return tiers.device, tiers.host
-    return tiers.device + ARRIVING, tiers.host + STAGED
-
-
 def record_bytes(tiers: TierCapacity) -> int:
     """Bytes of host memory for the records of all pages, beside their contents."""
     return _RECORD_BYTES * sum(tiers) if tiers.device else 0

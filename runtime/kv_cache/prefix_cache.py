@@ -8,9 +8,8 @@ import msgspec
 from hearth.runtime.batch import DecodingRow, RowState
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.page_index import PageIndex
-from hearth.runtime.kv_cache.page_loads import PageLoads
+from hearth.runtime.kv_cache.page_loads import DiskTier, PageLoads
 from hearth.runtime.kv_cache.page_pool import PagePool
 from hearth.runtime.kv_cache.pages import (
     PAGE_TOKENS,

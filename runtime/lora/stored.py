@@ -1,17 +1,25 @@
-"""An adapter as Hearth keeps it: checked once, in the engine's type, with a digest."""
+"""An adapter of PEFT, and as Hearth keeps it: checked once, in the engine's type, with a digest.
+
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint.
+"""
 
 import hashlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Literal
+from sys import float_info
+from typing import Any, Literal, NamedTuple
 
+import ml_dtypes
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from hearth.runtime.config import LLMEngineRunnerConfig
-from hearth.runtime.device.mapped_tensors import TensorFile
+from hearth.runtime.config import LORA_TARGETS, LLMEngineRunnerConfig
+from hearth.runtime.device.mapped_tensors import TensorFile, open_regular
 from hearth.runtime.errors import HearthError
 from hearth.runtime.files import file_digest, fresh_folder
 from hearth.runtime.lora.adapter import (
@@ -23,7 +31,277 @@ from hearth.runtime.lora.adapter import (
     no_place,
     projection_shapes,
 )
-from hearth.runtime.lora.peft import PEFT_TENSORS, read_peft
+from hearth.runtime.tensors.tensor import numpy_dtype
+
+PEFT_CONFIG = "adapter_config.json"
+PEFT_TENSORS = "adapter_model.safetensors"
+_PICKLED = "adapter_model.bin"
+_CONFIG_LIMIT = 1 << 20
+_LARGEST_RANK = 1 << 16
+_FLOATS = (np.float32, np.float16, ml_dtypes.bfloat16)
+
+# Fields that would change the numbers, and the value with which they do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "alora_invocation_tokens": (),
+    "bias": ("none",),
+    "fan_in_fan_out": (),
+    # The others change the base as well, or begin from another one.
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
+    "layer_replication": (),
+    "lora_bias": (),
+    "modules_to_save": (),
+    "target_parameters": (),
+    "trainable_token_indices": (),
+    "use_dora": (),
+    "use_qalora": (),
+}
+_READ = {
+    "alpha_pattern",
+    "base_model_name_or_path",
+    "lora_alpha",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_rslora",
+}
+# Fields of the training alone: the tensors are its result.
+_OF_TRAINING = {
+    "arrow_config",
+    "auto_mapping",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+}
+# Models of text, and the text of models that see as transformers spells it.
+_NAME = re.compile(
+    r"base_model\.model\."
+    r"((?:model|model\.language_model|language_model\.model|model\.text_model)"
+    r"\.layers\.(\d{1,4})\.(?:self_attn|mlp)\.([a-z]+)_proj)\.lora_([AB])(?:\.default)?\.weight"
+)
+# A pattern is an expression of whoever saved the adapter: one that may take for ever is refused.
+_MOST_PATTERNS, _LONGEST_PATTERN, _MOST_REPEATS = 1 << 14, 256, 3
+_ENDLESS = re.compile(r"\)[*+{]|\(\?(?!:)|\\[1-9]|[*+?}][*+{]")
+
+
+def read_peft(folder: Path, config: LLMEngineRunnerConfig) -> Adapter:
+    """Read an adapter of PEFT's and check that it fits an engine.
+
+    Raises `adapter_invalid` naming the file, the field of adapter_config.json or the tensor.
+    """
+    fields = _read_config(folder / PEFT_CONFIG)
+    scaling = _scaling(fields)
+    check_rank(1 if scaling.ranks else scaling.rank, config)
+    if not (folder / PEFT_TENSORS).is_file() and (folder / _PICKLED).exists():
+        what = f"{_PICKLED} holds Python objects: save the adapter as {PEFT_TENSORS}"
+        raise invalid(what, _PICKLED)
+    shapes = projection_shapes(config)
+    with closing(TensorFile(folder / PEFT_TENSORS, "adapter_invalid")) as file:
+        found = _places(file.tensors, shapes)
+        rank = max(scaling.of(names.module)[0] for names in found.values())
+        check_rank(rank, config, scaling.field)
+        reader = _Reader(file, scaling, numpy_dtype(config.dtype))
+        parts = {place: reader.part(names, shapes[place]) for place, names in found.items()}
+    _check_targets(fields, shapes, parts)
+    base = fields.get("base_model_name_or_path") or ""
+    return Adapter(rank, base, _digest(parts), parts)
+
+
+def _digest(parts: dict[Projection, LowRank]) -> str:
+    digest = hashlib.sha256()
+    for place, part in sorted(parts.items()):
+        digest.update(repr((place, part.a.shape)).encode())
+        for matrix in part:
+            digest.update(matrix.view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        with open_regular(path) as file:
+            fields = msgspec.json.decode(file.read(_CONFIG_LIMIT), type=dict[str, Any])
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
+        raise invalid(f"{path} is missing or cannot be read", path.name) from error
+    for name, value in fields.items():
+        if name in _READ | _OF_TRAINING or not value:
+            continue
+        if name not in _NEUTRAL:
+            raise invalid(f"{name} is not known to this Hearth", name)
+        if value not in _NEUTRAL[name]:
+            raise invalid(f"adapters with {name} are not served", name)
+    if fields.get("peft_type") != "LORA":
+        raise invalid("only adapters of peft_type LORA are served", "peft_type")
+    base = fields.get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        raise invalid("base_model_name_or_path must be a name", "base_model_name_or_path")
+    return fields
+
+
+Patterns = list[tuple[re.Pattern[str], Any]]
+
+
+class _Scaling(NamedTuple):
+    """The rank and alpha of every module: the first pattern's that matches, else these."""
+
+    rank: int
+    alpha: float
+    ranks: Patterns
+    alphas: Patterns
+    rooted: bool
+
+    @property
+    def field(self) -> str:
+        """Field of the PEFT configuration that sets the ranks."""
+        return "rank_pattern" if self.ranks else "r"
+
+    def of(self, module: str) -> tuple[int, float]:
+        """The rank of a module by its name in the base, and its scale."""
+        rank = _matching(self.ranks, module, self.rank)
+        alpha = _matching(self.alphas, module, self.alpha)
+        return rank, alpha / (rank**0.5 if self.rooted else rank)
+
+
+def _matching(patterns: Patterns, module: str, default: Any) -> Any:
+    return next((value for pattern, value in patterns if pattern.match(module)), default)
+
+
+def _scaling(fields: dict[str, Any]) -> _Scaling:
+    rooted = fields.get("use_rslora")
+    if not isinstance(rooted, bool | None):
+        raise invalid("use_rslora must be true or false", "use_rslora")
+    return _Scaling(
+        _rank(fields.get("r"), "r"),
+        _alpha(fields.get("lora_alpha", 8), "lora_alpha"),
+        _patterns(fields, "rank_pattern", _rank),
+        _patterns(fields, "alpha_pattern", _alpha),
+        bool(rooted),
+    )
+
+
+def _rank(value: Any, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST_RANK:
+        raise invalid(f"{field} must say whole numbers from 1 on", field)
+    return value
+
+
+def _alpha(value: Any, field: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # Whole numbers of JSON may be larger than any float.
+    if not number or not abs(value) <= float_info.max:
+        raise invalid(f"{field} must say numbers", field)
+    return float(value)
+
+
+def _patterns(fields: dict[str, Any], field: str, read: Callable[[Any, str], Any]) -> Patterns:
+    """Expressions for names of modules, each for the end of a name behind a dot, as PEFT has them.
+
+    Raises `adapter_invalid` naming the field for one that is none, or that may take too long.
+    """
+    given = fields.get(field) or {}
+    if not isinstance(given, dict) or len(given) > _MOST_PATTERNS:
+        raise invalid(f"{field} must say so for {_MOST_PATTERNS} patterns at most", field)
+    patterns = []
+    for pattern, value in given.items():
+        repeats = sum(pattern.count(sign) for sign in "*+{")
+        if len(pattern) > _LONGEST_PATTERN or repeats > _MOST_REPEATS or _ENDLESS.search(pattern):
+            raise invalid(f"a pattern of {field} is too long or repeats too much", field)
+        try:
+            patterns.append((re.compile(rf"(.*\.)?({pattern})$"), read(value, field)))
+        except re.error as error:
+            raise invalid(f"{field} has a pattern that is no expression", field) from error
+    return patterns
+
+
+class _Names(NamedTuple):
+    """A module of the base, and the names of its A and B."""
+
+    module: str
+    tensors: dict[str, str]
+
+
+def _places(tensors: Collection[str], shapes: Collection[Projection]) -> dict[Projection, _Names]:
+    """Group the names of tensors by projection; raises for one that the engine has not."""
+    found: dict[Projection, _Names] = {}
+    targets, layers = {target for _, target in shapes}, 1 + max(layer for layer, _ in shapes)
+    for name in tensors:
+        match = _NAME.fullmatch(name)
+        if match is None or match[3] not in LORA_TARGETS:
+            raise invalid(f"tensor {name} has no place in an engine", name)
+        if match[3] not in targets:
+            raise no_place(name)
+        layer, kind = int(match[2]), match[4]
+        if layer >= layers:
+            raise invalid(f"{name} is of another base: this model has {layers} layers", name)
+        names = found.setdefault((layer, match[3]), _Names(match[1], {})).tensors
+        if kind in names:
+            raise invalid(f"{name} is there twice, as {names[kind]} as well", name)
+        names[kind] = name
+    if not found:
+        raise invalid(f"{PEFT_TENSORS} holds no adapter", PEFT_TENSORS)
+    return found
+
+
+class _Reader(NamedTuple):
+    """Reader of the stored tensors as factors of a product."""
+
+    file: TensorFile
+    scaling: _Scaling
+    dtype: np.dtype[Any]
+
+    def part(self, names: _Names, shape: tuple[int, int]) -> LowRank:
+        if len(names.tensors) == 1:
+            ((kind, name),) = names.tensors.items()
+            raise invalid(f"{name} is there without its lora_{'B' if kind == 'A' else 'A'}", name)
+        width, size = shape
+        rank, scale = self.scaling.of(names.module)
+        return LowRank(
+            self._matrix(names.tensors["A"], (rank, width), 1.0),
+            self._matrix(names.tensors["B"], (size, rank), scale),
+        )
+
+    def _matrix(self, name: str, shape: tuple[int, int], scale: float) -> NDArray[Any]:
+        """The transpose of a tensor, in the engine's type."""
+        stored = self.file.tensors[name]
+        if stored.dtype not in _FLOATS:
+            raise invalid(f"{name} has numbers of type {stored.dtype}", name)
+        if stored.shape != shape:
+            what = f"{name} has shape {list(stored.shape)}, rank and base imply {list(shape)}"
+            raise invalid(what, name)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = self.file.read(name).astype(np.float32) * np.float32(scale)
+            matrix = np.ascontiguousarray(scaled.T.astype(self.dtype))
+        if not np.isfinite(matrix).all():
+            raise invalid(f"{name} has numbers that are not finite in {self.dtype}", name)
+        return matrix
+
+
+def _check_targets(
+    fields: dict[str, Any], shapes: Iterable[Projection], parts: Collection[Projection]
+) -> None:
+    """Raise where a projection was trained in every layer, and is not there in each."""
+    modules = fields.get("target_modules")
+    some = fields.get("layers_to_transform") or fields.get("exclude_modules")
+    if some or not isinstance(modules, list):
+        return
+    for layer, target in shapes:
+        if f"{target}_proj" in modules and (layer, target) not in parts:
+            what = f"{PEFT_TENSORS} lacks the tensors of {target}_proj in layer {layer}"
+            raise invalid(what, PEFT_TENSORS)
+
 
 RECORD_FILE = "adapter.json"
 TENSORS_FILE = "adapter.safetensors"

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import DATA_FILE, PLAN_FILE
 from hearth.runtime.memory import sizes
-from hearth.runtime.memory.sizes import ITEM_BYTES
-from hearth.runtime.memory.step_scratch import predicted_scratch
+from hearth.runtime.memory.sizes import ITEM_BYTES, predicted_scratch
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.tensors.lora import lora_inputs
 from hearth.runtime.tensors.profiles import captured_prompts, doubled_sizes

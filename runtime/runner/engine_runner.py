@@ -20,13 +20,17 @@ from hearth.runtime.lora.adapter import Adapter, check_rank
 from hearth.runtime.lora.lora_manager import LoRAManager
 from hearth.runtime.memory.estimates import prompt_graph_bytes
 from hearth.runtime.memory.system import available_memory
-from hearth.runtime.runner.bindings import StepBindings
-from hearth.runtime.runner.captured_steps import CapturedSteps, Execute
+from hearth.runtime.runner.bindings import CapturedSteps, Execute, StepBindings
 from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece, MultimodalMetrics
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.tensors.dims import PROFILE_CONTEXT, InferenceDims
-from hearth.runtime.tensors.profiles import captured_prompts, generation_profile, prefill_widths
+from hearth.runtime.tensors.profiles import (
+    PROFILE_CONTEXT,
+    InferenceDims,
+    captured_prompts,
+    generation_profile,
+    prefill_widths,
+)
 from hearth.runtime.tensors.tensor import Tensor
 from hearth.runtime.weights.external_weight_manager import Loaded
 

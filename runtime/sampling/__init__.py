@@ -21,7 +21,7 @@ accepted, which for a tree that does not depend on the random numbers happens as
 rejection sampling (Leviathan, Kalman and Matias, ICML 2023).
 """
 
-from hearth.runtime.sampling.batch import Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.sampling.batch import child_keys, sample_rows, walk_tree
 from hearth.runtime.sampling.row_sampler import RowSampler
 
-__all__ = ["RowSampler", "Sample", "child_keys", "sample_rows", "walk_tree"]
+__all__ = ["RowSampler", "child_keys", "sample_rows", "walk_tree"]

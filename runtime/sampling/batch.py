@@ -1,11 +1,10 @@
 import math
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.request import TopLogprob
+from hearth.runtime.request import NO_ROW, RowToken, TopLogprob
 from hearth.runtime.sampling.ranking import leading
 from hearth.runtime.sampling.row_sampler import RowSampler
 
@@ -26,17 +25,9 @@ def top_logprobs(
     return tuple(TopLogprob(int(i), float(logits[i]) - normaliser) for i in ids)
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """Sampled token of a row; `logprob` and `top` are set when the row asks for them."""
-
-    token_id: int
-    logprob: float | None = None
-    top: tuple[TopLogprob, ...] = ()
-
-
 def sample_rows(
     logits: NDArray[np.float32], samplers: Sequence[RowSampler], positions: Sequence[int]
-) -> list[Sample | None]:
+) -> list[RowToken | None]:
     """Sample the next token of every row from `logits` [n, V]; None for a row that is not finite.
 
     `positions[i]` is the index that the new token will have in row i's sequence. Rows do not
@@ -59,7 +50,7 @@ def sample_rows(
 
 def sample_row(
     logits: NDArray[np.float32], best: int, sampler: RowSampler, position: int
-) -> Sample | None:
+) -> RowToken | None:
     """Sample one row's token from finite `logits` [V] whose argmax is `best`.
 
     None when the row's penalties and bias leave no finite score.
@@ -67,10 +58,10 @@ def sample_row(
     token_id = sampler.pick(logits, best, position)
     wanted = sampler.params.logprobs
     if token_id is None or wanted is None:
-        return None if token_id is None else Sample(token_id)
+        return None if token_id is None else RowToken(NO_ROW, token_id)
     normaliser = log_normaliser(logits, logits[best])
     logprob = float(logits[token_id]) - normaliser
-    return Sample(token_id, logprob, top_logprobs(logits, normaliser, wanted))
+    return RowToken(NO_ROW, token_id, logprob, top_logprobs(logits, normaliser, wanted))
 
 
 def child_keys(ids: NDArray[np.int32], parents: NDArray[np.int32]) -> list[list[int]]:
@@ -81,7 +72,7 @@ def child_keys(ids: NDArray[np.int32], parents: NDArray[np.int32]) -> list[list[
 
 def walk_tree(
     logits: NDArray[np.float32], keys: Sequence[int], sampler: RowSampler, position: int
-) -> tuple[list[Sample], list[int]] | None:
+) -> tuple[list[RowToken], list[int]] | None:
     """Sample a token at the root and on at its child with that token, as long as there is one.
 
     `logits` [width, V] belong to the nodes, `keys` are their `child_keys`, and `position` is
@@ -90,7 +81,7 @@ def walk_tree(
     the node behind which each was sampled. The walk ends before a node that is not finite; None
     when that is the root.
     """
-    samples: list[Sample] = []
+    samples: list[RowToken] = []
     nodes: list[int] = []
     node: int | None = 0
     while node is not None:
@@ -104,7 +95,7 @@ def walk_tree(
     return (samples, nodes) if nodes else None
 
 
-def _pick(logits: NDArray[np.float32], sampler: RowSampler, position: int) -> Sample | None:
+def _pick(logits: NDArray[np.float32], sampler: RowSampler, position: int) -> RowToken | None:
     best = int(logits.argmax())
     # The argmax finds a NaN or +inf, the minimum a NaN or -inf.
     if not (math.isfinite(logits[best]) and math.isfinite(logits.min())):

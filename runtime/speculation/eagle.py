@@ -1,10 +1,11 @@
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from hearth.runtime.batch import BatchReorder, DecodingRow, DirtySlots
 from hearth.runtime.device.device import PendingPaths, TreeBuffers
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.runner.image_merge import image_pieces
 from hearth.runtime.runner.pipeline_io import PipelineIO
@@ -46,16 +47,13 @@ class EagleProposer:
         self._misses = {row: count for row, count in self._misses.items() if row.runs_on}
         caches = self._draft.caches
         lengths = {move.target: caches.row_lengths[move.source] for move in reorder.moves}
-        lengths |= {assignment.place: 0 for assignment in reorder.assignments}
+        lengths |= {place: 0 for place, _ in reorder.assignments}
         left = {move.source for move in reorder.moves} | lengths.keys()
         left |= set(range(reorder.rows, caches.batch))
         stale = [
             DirtySlots(place, lengths.get(place, 0), caches.kv.capacity) for place in sorted(left)
         ]
-        assignments = [
-            assignment._replace(filled=assignment.drafted) for assignment in reorder.assignments
-        ]
-        caches.reorder(reorder._replace(assignments=assignments, stale=stale))
+        caches.reorder(reorder._replace(stale=stale), attrgetter("drafted"))
 
     def prefilled(
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int

@@ -7,9 +7,8 @@ import numpy as np
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from hearth.runtime.tensors.dims import StepDims, TowerDims
 from hearth.runtime.tensors.lora import RANK, lora_inputs
-from hearth.runtime.tensors.profiles import Profile
+from hearth.runtime.tensors.profiles import Profile, StepDims, TowerDims
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.vision_config import VisionConfig
 

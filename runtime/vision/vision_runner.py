@@ -1,4 +1,4 @@
-"""Fills and runs a vision tower."""
+"""Runs of a vision tower, and embeddings kept in the process of their runtime."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from hearth.runtime.device.device import Device
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.images import ImageLayout
-from hearth.runtime.tensors.dims import TowerDims
+from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
+from hearth.runtime.tensors.profiles import TowerDims
 from hearth.runtime.tensors.registry import build_registry_for_tower, tower_dims, tower_outputs
 from hearth.runtime.tensors.tensor import TensorMap, numpy_dtype
 from hearth.runtime.undo import undoing
@@ -112,3 +112,29 @@ def allocate_tower_buffers(config: VisionConfig, dims: TowerDims, device: Device
     for spec in build_registry_for_tower(config).specs:
         tensors.set(spec.name, device.zeros(spec.name, spec.resolve(dims), spec.dtype))
     return tensors
+
+
+class LocalEmbeddings:
+    """Embeddings of images that are kept in the process of their runtime."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Slot, NDArray[Any]] = {}
+        self._made = 0
+
+    def put(self, array: NDArray[Any]) -> Slot:
+        """Keep [1 + deepstack features, tokens, H], in the engine's type, until it is dropped."""
+        self._made += 1
+        slot = Slot(0, array.nbytes, self._made)
+        self._kept[slot] = array
+        return slot
+
+    def drop(self, slot: Slot) -> None:
+        """Forget what was put there; a slot that is not kept is ignored."""
+        self._kept.pop(slot, None)
+
+    def read(self, image: EmbeddedImage) -> NDArray[Any]:
+        """The array itself; raises `internal` where it is not kept or has other tokens."""
+        array = self._kept.get(image.slot)
+        if array is None or array.shape[1:2] != (image.tokens,):
+            raise HearthError("internal", "the embeddings of an image are not there", "images")
+        return array

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.batch_runtime import StepResult
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.generation.vision_scheduler import TowerResult, TowerWork
@@ -55,7 +56,9 @@ class FakeRuntime:
         self.queue_by = 0.0
         self.pictures: list[TowerWork] = []
         self._joining: list[int] = []
-        self._numbers = 0
+        self._placed: dict[int, float] = {}
+        # Seconds of prefill for which a row has not decoded yet.
+        self._owed: dict[int, float] = {}
 
     @property
     def active(self) -> bool:
@@ -83,22 +86,21 @@ class FakeRuntime:
         assert self.adapter != name or not self.rows, "rows run with it"
         del self.adapters[name]
 
-    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
+    def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         assert len(rows) <= self.free
+        assert numbers is not None
         self.before_admit()
         self.begun.append(len(rows))
         if not self.rows:
-            self._numbers = 0
             self.adapter = rows[0].options.adapter
             self.switches.append(self.adapter)
         assert {row.options.adapter for row in rows} == {self.adapter}
-        numbers = list(range(self._numbers, self._numbers + len(rows)))
-        self._numbers += len(rows)
         for number, row in zip(numbers, rows, strict=True):
             self.rows[number] = row
             self.generated[number] = list(row.token_ids[row.prompt_length :])
+            self._placed[number], self._owed[number] = time.monotonic(), inf
         self._joining += numbers
-        return numbers
+        return list(numbers)
 
     def run_tower(self, work: TowerWork) -> None:
         self.pictures.append(work)
@@ -135,6 +137,8 @@ class FakeRuntime:
                 result.tokens.append(RowToken(number, -1, error="non_finite"))
                 del self.rows[number]
                 continue
+            if joining:
+                result.begun[number] = self._placed[number]
             if joining and row.token_ids[0] in self.cached:
                 result.cached[number] = self.cached[row.token_ids[0]]
             done = self.generated[number]
@@ -144,6 +148,9 @@ class FakeRuntime:
             if ends:
                 del self.rows[number]
         result.ended = time.monotonic()
+        taken = result.ended - started
+        for number in joining or list(self._owed):
+            self._owed[number] = taken if joining else self._owed[number] - taken
         return result
 
     def leave(self, row: int) -> None:
@@ -157,5 +164,7 @@ class FakeRuntime:
     def unpin(self, client: int) -> None:
         self.unpinned.append(client)
 
-    def release(self, row: int) -> list[int] | None:
+    def release(self, row: int, *, paid: bool = False) -> list[int] | None:
+        if paid and self._owed.get(row, inf) > 0:
+            return None
         return None if self.rows.pop(row, None) is None else self.generated[row]

@@ -22,7 +22,7 @@ import pytest
 import zmq
 
 from hearth.actors import mailbox as mailbox_module
-from hearth.actors.addresses import SocketFolder, remove_sockets
+from hearth.actors.addresses import SocketFolder, private_folder, remove_abandoned, remove_sockets
 from hearth.actors.mailbox import (
     MailboxFull,
     Receiver,
@@ -39,7 +39,6 @@ from hearth.actors.messages import (
     StepOutput,
     TokenizerMessage,
 )
-from hearth.actors.private_folder import private_folder, remove_abandoned
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import RequestOptions
 from tests.actors.mailboxes import next_mail
@@ -372,7 +371,7 @@ def test_sockets_of_one_incarnation_are_removed(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from hearth.actors.private_folder import private_folder
+from hearth.actors.addresses import private_folder
 with private_folder(Path(sys.argv[1])) as folder:
     print(folder, flush=True)
     time.sleep(60)

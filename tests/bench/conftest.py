@@ -5,25 +5,14 @@ from pathlib import Path
 import pytest
 
 from hearth.bench.random_model import QUICK_SHAPE, write_random_model
-from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
-
-REFERENCE = Path(__file__).parent.parent / "references" / "qwen3"
 
 
 @pytest.fixture(scope="session")
 def quick_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "quick"
     write_random_model(folder, QUICK_SHAPE)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine folder of a random model: 4 rows of 96 tokens."""
-    folder = tmp_path_factory.mktemp("engines") / "tiny"
-    export_model(REFERENCE, folder, ExportOptions(capacity=96, max_batch=4))
     return folder
 
 

@@ -6,15 +6,19 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from hearth.bench.__main__ import bench
 
 
+def invoke(*arguments: str, command: click.Command = bench) -> Result:
+    """All that a bench gives; raises what it raises."""
+    return CliRunner().invoke(command, arguments, standalone_mode=False, catch_exceptions=False)
+
+
 def run(*arguments: str, command: click.Command = bench) -> tuple[int | None, dict[str, Any]]:
     """The exit code of a bench and its figures."""
-    result = CliRunner().invoke(command, [*arguments, "--json"], standalone_mode=False)
-    assert result.exception is None
+    result = invoke(*arguments, "--json", command=command)
     figures = json.loads(result.stdout.splitlines()[-1])
     assert isinstance(figures, dict)
     return result.return_value, figures

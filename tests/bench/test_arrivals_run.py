@@ -22,15 +22,16 @@ from hearth.bench.arrivals.ideal import (
     spread,
     write_adapter,
 )
-from hearth.bench.arrivals.run import LOADS, MODES, SATURATED, _ratios
+from hearth.bench.arrivals.run import MODES, SATURATED, _ratios
+from hearth.bench.report import judged
 from hearth.daemon.cli.errors import Failure
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from hearth.runtime.lora.peft import read_peft
+from hearth.runtime.lora.stored import read_peft
 from hearth.runtime.text import Tokenizer
-from tests.bench.conftest import REFERENCE
 from tests.bench.running import run
+from tests.conftest import REFERENCE
 
 WHOLE = ["whole_p99_ms", "whole_longest_ms", "ideal_whole_p99_ms", "ideal_whole_longest_ms"]
 GAPS = ["gap_p99_ms", "gap_longest_ms"]
@@ -67,12 +68,6 @@ def test_every_token_of_every_load_is_checked_and_figures_come_by_mode_and_load(
         assert 1 <= found["places_used"] <= 8
         offered = max(1, round(0.5 * house / 100))
         assert found["offered"] == (None if load == SATURATED else pytest.approx(offered))
-
-
-@pytest.mark.slow
-def test_the_loads_and_modes_are_those_that_are_compared() -> None:
-    assert LOADS == ("0.5", "0.8", "0.95", "saturated")
-    assert MODES == ("joining", "synchronous")
 
 
 @pytest.mark.slow
@@ -137,7 +132,7 @@ def figures(**changes: float) -> ArrivalFigures:
 def test_late_clients_and_wrong_tokens_fail_the_bench(
     changes: dict[str, float], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert arrivals._judge({"joining/0.5": figures(**changes)}) == code
+    assert judged(arrivals._faults({"joining/0.5": figures(**changes)})) == code
     assert said in capsys.readouterr().err
 
 

@@ -3,13 +3,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from hearth.bench.__main__ import bench
 from hearth.bench.lora import LoraSession, Switches, Turn, lora_figures, random_adapter
 from hearth.runtime.config import load_config
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.lora.adapter import projection_shapes
+from tests.bench.running import invoke
 
 TURNS = [Turn(1.0, 1.01, 1.2), Turn(2.0, 2.0, 2.2), Turn(4.0, 4.2, 4.3)]
 SWITCHES = Switches([0.5e-3, 0.1e-3, 9e-3], [0.03], [0.01, 0.02, 0.03], misses=6)
@@ -43,10 +42,7 @@ def test_what_misses_its_aim_is_told_and_the_shipped_model_has_its_own() -> None
 
 
 def run(*flags: str) -> object:
-    result = CliRunner().invoke(bench, ["lora", *flags], standalone_mode=False)
-    if result.exception is not None:
-        raise result.exception
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(invoke("lora", *flags).stdout.splitlines()[-1])
 
 
 def test_a_toy_is_measured_and_every_step_behind_a_switch_has_its_graph(

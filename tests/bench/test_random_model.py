@@ -28,7 +28,7 @@ from hearth.runtime.config import load_config
 from hearth.runtime.engine_folder import verify_folder
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.export.model_config import load_model_config
-from hearth.runtime.weights.quantised import Quantised, unpack, widen
+from hearth.runtime.export.weights import Quantised, unpack, widen
 from hearth.runtime.weights.weights_file import load_layout
 
 

@@ -199,12 +199,6 @@ def test_figures_of_engines_name_their_type(name: str) -> None:
 NAMES = ("decode", "overhead", "load", "memory", "spec", "prefix", "lora", "vision")
 
 
-def test_the_group_lists_its_commands() -> None:
-    result = CliRunner().invoke(bench, ["--help"])
-    for name in NAMES:
-        assert f"\n  {name} " in result.output
-
-
 def test_every_command_is_where_the_group_looks_for_it() -> None:
     assert tuple(_COMMANDS) == NAMES
     for name, lazy in _COMMANDS.items():

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hearth.bench.vision.photographs import SIZES, photograph
+from hearth.bench.vision.session import SIZES, photograph
 from hearth.bench.vision.worker import PictureJob
 from hearth.runtime.errors import HearthError
 from tests.vision_models import write_vision_model

@@ -15,7 +15,7 @@ from hearth.bench.vision.figures import (
     ratio_of,
     size_figures,
 )
-from hearth.bench.vision.photographs import SIZES, photograph, renamed
+from hearth.bench.vision.session import SIZES, photograph, renamed
 from hearth.bench.vision.worker import PictureJob, PictureWorker
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model

@@ -24,7 +24,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.onnx_runtime import CUDA_PROVIDER
 from hearth.runtime.options import draft_tree
 from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.daemon.test_engine_settings import GPU
 from tests.eagle_models import write_draft
 from tests.vision_models import write_vision_model

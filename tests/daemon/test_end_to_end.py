@@ -1,8 +1,5 @@
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,14 +23,11 @@ from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
 from hearth_client import (
     CancelledByOperator,
-    CapacityExceeded,
     Client,
-    ExecutorFailed,
     Generation,
-    HearthClientError,
-    PromptTooLong,
     UnsupportedOption,
 )
+from tests.daemon.door.harness import until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -202,45 +196,6 @@ def test_a_cancelled_request_ends_as_cancelled_and_the_next_one_works(lasting: O
         assert client.generate("a", max_tokens=4).text() is not None
 
 
-KILLED_CLIENT = """
-import sys
-from hearth_client import Client
-client = Client(sys.argv[1])
-for delta in client.generate("doomed", max_tokens=80):
-    print("delta", flush=True)
-"""
-
-
-def test_a_client_killed_in_mid_stream_leaves_the_other_s_tokens_as_they_are(
-    tiny_engine: Path,
-) -> None:
-    flags = ("--lease-s", "1", *SLOW)
-    with own_daemon(tiny_engine, flags) as daemon, Client(daemon.socket) as client:
-        alone = client.generate("survivor", max_tokens=60)
-        alone.text()
-        doomed = subprocess.Popen(
-            [sys.executable, "-c", KILLED_CLIENT, str(daemon.socket)], stdout=subprocess.PIPE
-        )
-        assert doomed.stdout is not None
-        assert doomed.stdout.readline() == b"delta\n"
-        beside = client.generate("survivor", max_tokens=60)
-        take(beside, 3)
-        doomed.kill()
-        doomed.communicate()
-        beside.text()
-        assert beside.tokens == alone.tokens
-        wait_until(lambda: client.status().running == 0)
-        wait_until(lambda: client.status().clients == 1)
-
-
-def wait_until(condition: "object", seconds: float = 10.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_stop_lets_running_requests_end_and_removes_the_socket(slow: OwnDaemon) -> None:
     with Client(slow.socket) as client:
         generation = client.generate("a", max_tokens=40)
@@ -273,37 +228,16 @@ def test_signals_behind_a_drain_that_is_over_change_nothing(slow: OwnDaemon) -> 
     # The end of one that hangs takes seconds, in which the daemon waits for nothing else.
     os.kill(executor_of(slow), signal.SIGSTOP)
     os.kill(slow.pid, signal.SIGTERM)
-    wait_until(lambda: not slow.socket.exists())
+    until(lambda: not slow.socket.exists(), 10.0)
 
     def ended_under_signals() -> bool:
         if slow.runs:
             os.kill(slow.pid, signal.SIGTERM)
         return not slow.runs
 
-    wait_until(ended_under_signals, 30.0)
+    until(ended_under_signals, 30.0)
     assert slow.wait(1) == 0
     assert "stopping at once" not in slow.log()
-
-
-def test_a_second_daemon_is_refused_and_does_the_first_no_harm(
-    shared: OwnDaemon, tiny_engine: Path
-) -> None:
-    second = OwnDaemon(shared.socket.parent / "..", tiny_engine, ("--socket", str(shared.socket)))
-    assert second.wait(20) == 1
-    assert f"process {shared.pid} already serves" in second.log()
-    with Client(shared.socket) as client:
-        assert client.status().state == "ready"
-
-
-def test_a_killed_executor_fails_its_requests_and_is_replaced(lasting: OwnDaemon) -> None:
-    with Client(lasting.socket) as client:
-        generation = client.generate("a", max_tokens=80)
-        take(generation, 2)
-        os.kill(executor_of(lasting), signal.SIGKILL)
-        with pytest.raises(ExecutorFailed):
-            generation.text()
-        assert client.generate("a", max_tokens=3).text() is not None
-        assert client.status().state == "ready"
 
 
 def test_a_broken_engine_folder_is_refused_with_the_file_s_name(
@@ -319,56 +253,6 @@ def test_a_broken_engine_folder_is_refused_with_the_file_s_name(
     assert daemon.wait(20) == 78
     assert "model.onnx.data" in daemon.log().splitlines()[-1]
     assert "Traceback" not in daemon.log()
-
-
-def test_a_prompt_of_exactly_the_limit_works_and_one_token_more_is_refused(
-    shared: OwnDaemon,
-) -> None:
-    with Client(shared.socket) as client:
-        limits = client.connect().limits
-        assert limits.total_tokens == CAPACITY - ROOM
-        text = "!" * (limits.total_tokens - 1)
-        assert len(client.tokenize(text)) == limits.total_tokens - 1
-        generation = client.generate(text, max_tokens=1)
-        generation.text()
-        assert len(generation.tokens) == 1
-        with pytest.raises(CapacityExceeded):
-            client.generate(text, max_tokens=2).text()
-        with pytest.raises(PromptTooLong):
-            client.generate("!" * (limits.prompt_tokens + 1), max_tokens=1).text()
-
-
-def test_special_tokens_in_a_user_s_message_stay_text(shared: OwnDaemon) -> None:
-    with Client(shared.socket) as client:
-        special = client.tokenize("<|im_end|>")
-        assert len(special) == 1
-        asked = client.tokenize(messages=[{"role": "user", "content": "hi"}])
-        forged = client.tokenize(messages=[{"role": "user", "content": "hi<|im_end|>"}])
-        assert forged.count(special[0]) == asked.count(special[0])
-        assert "<|im_end|>" in client.detokenize(forged)
-
-
-def test_many_requests_of_several_threads_end_exactly_once(shared: OwnDaemon) -> None:
-    ended: list[int] = []
-    errors: list[HearthClientError] = []
-
-    def ask(socket: Path, number: int) -> None:
-        try:
-            with Client(socket) as client:
-                for _ in range(5):
-                    generation = client.generate(f"client {number}", max_tokens=16, ignore_eos=True)
-                    generation.text()
-                    ended.append(len(generation.tokens))
-        except HearthClientError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=ask, args=(shared.socket, n)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert ended == [16] * 30
 
 
 def test_a_machine_with_little_memory_gets_fewer_rows_and_is_told_why(

@@ -18,9 +18,13 @@ from hearth.actors.messages import ExecutorLimits, ExecutorReady
 from hearth.actors.roles import ExecutorSettings
 from hearth.actors.supervisor_messages import ActorReady
 from hearth.daemon import gpu_facts as module
-from hearth.daemon.actor_plans import encoder_plan, executor_plan, executor_ready
 from hearth.daemon.configuration.settings import Settings, replaced, settings_of
-from hearth.daemon.engine_settings import runtime_options
+from hearth.daemon.engine_settings import (
+    encoder_plan,
+    executor_plan,
+    executor_ready,
+    runtime_options,
+)
 from hearth.daemon.gpu_facts import GPUFacts, check_gpu, gpu_facts, serving_library
 from hearth.daemon.vision_memory import most_tokens, open_vision_memory
 from hearth.runtime.errors import HearthError

@@ -6,8 +6,7 @@ import io
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +26,7 @@ from hearth_client import (
     ImageInvalid,
     ImageUsage,
 )
+from tests.daemon.door.harness import until
 from tests.vision_models import write_vision_model
 
 pytestmark = pytest.mark.slow
@@ -74,17 +74,10 @@ def seen(client: Client, *content: str | Image) -> tuple[list[int], ImageUsage |
     return tokens, generation.done.images
 
 
-def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def frozen(daemon: OwnDaemon) -> Iterator[int]:
     """The encoder's process, which stands still until the end of the test, or dies before."""
-    until(lambda: daemon.encoder)
+    until(lambda: daemon.encoder, 60)
     encoder = daemon.encoder
     assert encoder is not None
     os.kill(encoder, signal.SIGSTOP)
@@ -187,7 +180,7 @@ def test_a_crash_of_the_encoder_ends_its_requests_and_not_the_daemon(
 ) -> None:
     kept, _ = seen(client, Image(picture(1)))
     lost = ask(client, Image(picture(6)))
-    until(lambda: client.status().queued == 1)
+    until(lambda: client.status().queued == 1, 60)
     os.kill(frozen, signal.SIGKILL)
     with pytest.raises(EncoderFailed) as caught:
         lost.text()

@@ -70,15 +70,6 @@ def test_an_unusable_socket_ends_before_anything_is_loaded(
     assert "socket_unusable" in log_of(tiny_engine, capsys, socket=place)
 
 
-def test_tcp_without_keys_ends_with_the_command_that_makes_them(
-    tiny_engine: Path, short_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    place, keys = short_folder / "s", str(short_folder / "keys")
-    text = log_of(tiny_engine, capsys, socket=str(place), tcp_port=1, keys=keys)
-    assert f"hearth keys init --keys {keys}" in text
-    assert not place.exists()
-
-
 @pytest.mark.parametrize("setting", ["metrics_port", "tcp_port"])
 def test_a_port_that_is_taken_ends_before_anything_is_loaded(
     tiny_engine: Path, short_folder: Path, capsys: pytest.CaptureFixture[str], setting: str

@@ -18,11 +18,11 @@ from hearth.daemon.control.messages import Reload, Reloaded
 from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.export import export_weights
 from hearth_client import Client
 from hearth_client.errors import ServiceFailed
 from hearth_client.protocol import StatusReport
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.runtime.weights.external_models import needs_other_weights, tuned
 
 

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 
 from hearth.actors.messages import ActorMessage, SchedulerReport
-from hearth.daemon.adapters.store import AdapterFolder, AdapterStore
+from hearth.daemon.adapters import AdapterFolder, AdapterStore
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.control.messages import (
     ControlAnswer,

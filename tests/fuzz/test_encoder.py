@@ -11,7 +11,7 @@ import pytest
 
 from hearth.actors import messages as m
 from hearth.actors.encoder.actor import EncoderActor
-from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
+from hearth.actors.encoder.image_decoder import ImageDecodeJob, ImageDecodeResult
 from hearth.actors.messages import DropWork, Encode, EncodeFailed, Patched
 from hearth.actors.supervisor_messages import SupervisorMessage
 from hearth.runtime.images import Slot

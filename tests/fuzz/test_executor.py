@@ -24,8 +24,8 @@ from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.request import RequestOptions, RowRequest
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.fuzz.doors import DOORS, PER_TYPE, Flat
 from tests.fuzz.mail import Inbox, Outbox
 from tests.fuzz.mutations import mutations

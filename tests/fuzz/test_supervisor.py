@@ -12,10 +12,10 @@ from hearth.actors import messages as m
 from hearth.actors.addresses import Addresses, SocketFolder
 from hearth.actors.settings import PolicySettings
 from hearth.actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from hearth.daemon.actor_plans import executor_plan, executor_ready
 from hearth.daemon.configuration.settings import settings_of
 from hearth.daemon.door.replies import executor_report
 from hearth.daemon.door.state import door_facts, within
+from hearth.daemon.engine_settings import executor_plan, executor_ready
 from hearth.daemon.service_state import ServiceState
 from hearth.daemon.supervision.supervisor import Listeners, Supervisor
 from hearth.runtime.errors import HearthError

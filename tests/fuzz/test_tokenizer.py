@@ -72,9 +72,9 @@ class House:
         """A good request is passed on, and its token comes as text."""
         (submit,) = await self.tell(ENCODE(m.Request(77, prompt="a")))
         assert isinstance(submit, m.Request)
-        token = RowToken(0, submit.token_ids[0], finish="length")
+        token = RowToken(77, submit.token_ids[0], finish="length")
         await self.tell(ENCODE(m.ExecutorReady(9, "w", m.ExecutorLimits(1, 1, 1))))
-        step = m.StepOutput(9, 1, 1, [77], [token], 1.0)
+        step = m.StepOutput(9, 1, 1, [token], 1.0)
         heard = await self.tell(ENCODE(step))
         (deltas,) = [one for one in heard if isinstance(one, m.Deltas)]
         assert (deltas.rows[0].text, deltas.rows[0].finish) == ("a", "length")

@@ -19,11 +19,10 @@ from hearth.runtime.export.external_weights import facts_of
 from hearth.runtime.export.kernels_export import kernel_tensors
 from hearth.runtime.export.layout import expected_tensors
 from hearth.runtime.export.model_config import ModelConfig
-from hearth.runtime.export.reference_pass import decode
+from hearth.runtime.export.reference_pass import decode, rope_tables
 from hearth.runtime.files import cache_folder
 from hearth.runtime.reference.token_trees import node_depths, pack_mask
-from hearth.runtime.rope import rope_tables
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import TensorSpec, build_registry_for_llm
 from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
 from hearth.runtime.weights.weights_file import (

@@ -10,8 +10,8 @@ from hearth.runtime.config import WEIGHTS_FILE
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.executor.engine import Binding
 from hearth.runtime.executor.kernels.engine import KernelsEngine
-from hearth.runtime.tensors.dims import InferenceDims
 from hearth.runtime.tensors.lora import RANK
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import (
     TensorSpec,
     build_registry_for_llm,

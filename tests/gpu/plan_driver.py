@@ -14,9 +14,8 @@ from hearth.runtime.device.cuda.memory import CudaMemory
 from hearth.runtime.device.cuda.stream import CudaStream
 from hearth.runtime.engine_folder import EMBEDDING_FILE, ROPE_FILE
 from hearth.runtime.executor.engine import Binding
-from hearth.runtime.executor.tensorrt.engine import TensorRTEngine
-from hearth.runtime.tensors.dims import InferenceDims
-from hearth.runtime.tensors.profiles import generation_profile
+from hearth.runtime.executor.tensorrt_engine import TensorRTEngine
+from hearth.runtime.tensors.profiles import InferenceDims, generation_profile
 from hearth.runtime.tensors.registry import build_registry_for_llm
 from hearth.runtime.tensors.tensor import Tensor
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth.runtime.export import DraftOptions, ExportOptions, export_model
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.export import export_weights
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GeneratedRow, GenerationRequest, RowRequest

@@ -12,7 +12,7 @@ from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth.runtime.config import Quantization
 from hearth.runtime.export import DraftOptions, ExportOptions, export_model
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.export import export_weights
 from hearth.runtime.files import cache_folder
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import DType
 from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
+from hearth.runtime.export.weights import Kind, pack, round_weights, widen
 from hearth.runtime.tensors.tensor import numpy_dtype
-from hearth.runtime.weights.quantised import Kind, pack, round_weights, widen
 from tests.gpu.kernel_driver import (
     LARGE_HEADS,
     LLAMA,

@@ -20,7 +20,7 @@ from hearth.runtime.config import FileRecord, LLMEngineRunnerConfig, load_config
 from hearth.runtime.engine_folder import PLAN_FILE, write_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from tests.gpu.plan_driver import PlanDriver
 from tests.runtime.export.graph_driver import GraphDriver
 

@@ -10,17 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from models.adapter_stream import short_conversation
-from models.conversations import random_conversation, render
+from models.conversations import KINDS, random_conversation, render
 from models.domain import Turn
 from models.evaluate import reworded_prompt
-from models.homes import KINDS
 from models.intents import INTENTS
-from models.names import SEEN, UNSEEN, UNSEEN_WORDS, compose_name
-from models.rewordings import careful, reworded, spoken, steps_of
+from models.rewordings import careful, reworded, short_conversation, spoken, steps_of
 from models.splits import Prompt, held_out, in_training, is_held_out
 from models.stream import answer_mask, batches, training_conversation
-from models.vocabulary import PLURALS, ROOMS
+from models.vocabulary import PLURALS, ROOMS, SEEN, UNSEEN, UNSEEN_WORDS, compose_name
 
 TEMPLATE = Path(__file__).parents[2] / "models" / "home" / "chat_template.jinja"
 

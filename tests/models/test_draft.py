@@ -10,12 +10,33 @@ pytest.importorskip("transformers")
 
 from hearth.runtime.export.draft_config import load_draft_config  # noqa: E402 - behind the skip above
 from hearth.runtime.export.model_config import load_model_config  # noqa: E402 - behind the skip above
-from models.draft_base import Base  # noqa: E402 - behind the skip above
-from models.draft_folder import config_of, read_draft, write_draft  # noqa: E402 - behind the skip above
-from models.draft_loss import DECAY, Anchors, Unrolled, anchors_of, at, losses_of  # noqa: E402 - behind the skip above
-from models.draft_model import TAPS, Draft, DraftShape, rotate  # noqa: E402 - behind the skip above
-from models.draft_trees import TreeShape, accepted  # noqa: E402 - behind the skip above
-from models.evaluate_draft import SHAPES, Tally, accept_lengths, first_guess, greedy, report, tally  # noqa: E402 - behind the skip above
+from models.draft import (  # noqa: E402 - behind the skip above
+    DECAY,
+    TAPS,
+    Anchors,
+    Base,
+    Draft,
+    DraftShape,
+    Unrolled,
+    anchors_of,
+    at,
+    config_of,
+    losses_of,
+    read_draft,
+    rotate,
+    write_draft,
+)
+from models.evaluate_draft import (  # noqa: E402 - behind the skip above
+    SHAPES,
+    Tally,
+    TreeShape,
+    accept_lengths,
+    accepted,
+    first_guess,
+    greedy,
+    report,
+    tally,
+)
 from models.splits import held_out  # noqa: E402 - behind the skip above
 from models.train_draft import new_draft  # noqa: E402 - behind the skip above
 

@@ -13,10 +13,10 @@ from hearth.runtime.export.model_config import load_model_config
 from hearth.runtime.export.options import ExportOptions
 from models.conversations import Message, random_conversation, render
 from models.evaluate import Score, ask_all, report, score, wrong
-from models.names import UNSEEN
 from models.perplexity import FLOAT, FORMS, Form, Perplexity, conversations, perplexity
 from models.splits import Prompt, held_out, in_training
 from models.stream import Batch
+from models.vocabulary import UNSEEN
 
 HOME = Path(__file__).parents[2] / "models" / "home"
 

@@ -13,14 +13,14 @@ from hearth.daemon.control.client import ask as ask_owner
 from hearth.daemon.control.messages import AdapterAdded, AddAdapter
 from hearth.daemon.own_daemon import own_daemon
 from hearth.runtime.export import ExportOptions, export_model
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.export import export_weights
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
 from hearth_client import Client
 from models.evaluate import reworded_prompt
-from models.peft_folder import write_merged
+from models.merge_adapter import write_merged
 from models.rewordings import ADAPTERS, BASE, REWORDINGS, steps_of
 from models.splits import Prompt, held_out
 from tests.runtime.weights.external_models import needs_other_weights

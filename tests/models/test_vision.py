@@ -9,14 +9,34 @@ from hearth.runtime.image_processing.positions import row_positions
 from hearth.runtime.images import ImageSpan
 from models.evaluate import Score
 from models.evaluate_vision import blanked, wrong
-from models.vision.batch import SIZES, Filler, Shape
 from models.vision.drawing import CLASSES, LETTERS, draw_scene
-from models.vision.prompts import held_out_prompts, score, table
-from models.vision.questions import GROUPS, question
-from models.vision.rows import IMAGE, LENGTH, MAKERS, Writer, shown
-from models.vision.scenes import Gauge, Scene, Sign, Thing, anything, in_training, objects
-from models.vision.things import CELLS, COLOURS, KINDS, SIGNS, is_held_out, random_text
-from models.vision.tokens import vision_tokenizer
+from models.vision.questions import GROUPS, held_out_prompts, question, score, table
+from models.vision.rows import (
+    IMAGE,
+    LENGTH,
+    SIZES,
+    Filler,
+    Shape,
+    Writer,
+    shown,
+    vision_tokenizer,
+)
+from models.vision.scenes import (
+    CELLS,
+    COLOURS,
+    KINDS,
+    MAKERS,
+    SIGNS,
+    Gauge,
+    Scene,
+    Sign,
+    Thing,
+    anything,
+    in_training,
+    is_held_out,
+    objects,
+    random_text,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,9 +4,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from models.vision.batch import SIZES
-from models.vision.rows import IMAGE, Writer, shown
-from models.vision.tokens import vision_tokenizer
+from models.vision.rows import IMAGE, SIZES, Writer, shown, vision_tokenizer
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from hearth.runtime.config import RopeConfig
+from hearth.runtime.export.reference_pass import rope_frequencies
 from hearth.runtime.image_processing.positions import pair_axes, row_positions
 from hearth.runtime.images import ImageSpan
-from hearth.runtime.rope import rope_frequencies
 from tests.vision_models import FAMILIES, TEXT, VISION, Family, write_vision_model
 
 Array = NDArray[np.float32]

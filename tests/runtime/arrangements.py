@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, DecodingRow, RowMove
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device
 from hearth.runtime.executor.engine import EngineOptions
@@ -16,6 +16,13 @@ from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
 
 REQUEST = RowRequest(token_ids=[1, 2, 3], prompt_length=3, options=RequestOptions())
+
+
+def new_row(place: int, request: RowRequest = REQUEST, filled: int = 0) -> tuple[int, DecodingRow]:
+    """An assignment of a row that asks for this, with a prefix of `filled` tokens."""
+    row = DecodingRow(place, request, len(request.token_ids), frozenset())
+    row.filled = filled
+    return place, row
 
 
 def keep(*places: int) -> BatchReorder:
@@ -42,7 +49,7 @@ def arrangements(
             taken ^= {source, target}
     rows = draw(st.integers(max(taken, default=-1) + 1, limit))
     assignments = [
-        SlotAssignment(place, REQUEST, draw(st.integers(0, longest)))
+        new_row(place, filled=draw(st.integers(0, longest)))
         for place in range(rows)
         if place not in taken
     ]

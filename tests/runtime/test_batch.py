@@ -13,13 +13,11 @@ from hearth.runtime.batch import (
     DirtySlots,
     RowMove,
     RowState,
-    SlotAssignment,
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.request import RequestOptions, RowRequest, RowToken
-from hearth.runtime.sampling import Sample
-from tests.runtime.arrangements import REQUEST, arrangements
+from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
+from tests.runtime.arrangements import REQUEST, arrangements, new_row
 
 PLACES, SLOTS = 4, 64
 CONFIG = simulated_config(
@@ -40,7 +38,7 @@ def _row(number: int = 0, request: RowRequest | None = None) -> DecodingRow:
 
 
 def _taken(row: DecodingRow, token_id: int) -> RowToken:
-    report = row.take(Sample(token_id))
+    report = row.take(RowToken(NO_ROW, token_id))
     assert report is not None
     return report
 
@@ -67,10 +65,10 @@ def _numbers(context: DecodingInferenceContext) -> list[int]:
 def test_new_rows_are_seated_by_prompt_and_equal_ones_in_order() -> None:
     context = DecodingInferenceContext(CONFIG)
     requests = [_request(length) for length in (5, 2, 9, 2)]
-    assert context.admit(requests) == [0, 1, 2, 3]
+    assert [row.number for row in context.admit(requests)] == [0, 1, 2, 3]
     reorder = context.arrange()
     assert reorder is not None
-    assert [(assignment.place, assignment.request) for assignment in reorder.assignments] == [
+    assert [(place, row.request) for place, row in reorder.assignments] == [
         (place, requests[number]) for place, number in enumerate((1, 3, 0, 2))
     ]
     assert (reorder.rows, reorder.moves, reorder.stale) == (4, [], [])
@@ -109,7 +107,7 @@ def test_a_short_newcomer_is_seated_before_a_joiner() -> None:
     found = context.arrange()
     assert found is not None
     assert found.moves == [RowMove(1, 2, 16)]
-    assert [assignment.place for assignment in found.assignments] == [1, 3]
+    assert [place for place, _ in found.assignments] == [1, 3]
     # Of equal rests that of the earlier row comes first.
     assert _numbers(context) == [0, 2, 1, 3]
 
@@ -175,14 +173,14 @@ def test_the_place_of_a_failed_row_is_stale_as_a_whole() -> None:
     found = context.arrange()
     assert found is not None
     assert found.stale == [DirtySlots(0, 10, SLOTS)]
-    assert [assignment.place for assignment in found.assignments] == [1]
+    assert [place for place, _ in found.assignments] == [1]
 
 
 def test_every_place_is_stale_when_all_is_lost() -> None:
     context = _decoding(2, 10)
     context.fail_all()
     assert not context.any_live
-    assert context.admit([_request(3)]) == [0]
+    assert [row.number for row in context.admit([_request(3)])] == [0]
     found = context.arrange()
     assert found is not None
     assert found.stale == [DirtySlots(place, 0, SLOTS) for place in range(PLACES)]
@@ -191,14 +189,30 @@ def test_every_place_is_stale_when_all_is_lost() -> None:
 
 def test_numbers_count_on_while_a_row_is_live() -> None:
     context = _decoding(2, 3)
-    assert context.admit([_request()]) == [2]
+    assert [row.number for row in context.admit([_request()])] == [2]
     context.leave(0)
-    assert context.admit([_request()]) == [3]
+    assert [row.number for row in context.admit([_request()])] == [3]
     for number in (1, 2, 3, 3, 99):
         context.leave(number)
-    assert context.admit([_request()]) == [0]
+    assert [row.number for row in context.admit([_request()])] == [0]
     context.arrange()
     assert _numbers(context) == [0]
+
+
+def test_rows_have_the_numbers_that_the_caller_gives() -> None:
+    context = DecodingInferenceContext(CONFIG)
+    context.admit([_request(), _request(4)], [70, 12])
+    context.arrange()
+    assert _numbers(context) == [70, 12]
+    context.leave(12)
+    context.leave(1)
+    assert [row.state for row in context.rows] == [RowState.LIVE, RowState.CANCELLED]
+    # One that was put back comes again under its number.
+    context.arrange()
+    context.admit([_request(4)], [12])
+    context.arrange()
+    assert _numbers(context) == [70, 12]
+    assert context.release(12) == []
 
 
 def test_a_row_that_leaves_before_it_is_seated_takes_no_place() -> None:
@@ -214,9 +228,10 @@ def test_a_row_that_leaves_before_it_is_seated_takes_no_place() -> None:
 
 def test_the_house_is_closed_while_newcomers_pass_a_joiner() -> None:
     context = _context(60)
-    for number in range(1, PATIENCE + 1):
+    # Later is who was admitted later, whatever its number.
+    for number in range(-1, -1 - PATIENCE, -1):
         assert context.free == PLACES - 1
-        context.admit([_request(2)])
+        context.admit([_request(2)], [number])
         context.arrange()
         context.prefilled([2])
         context.leave(number)
@@ -244,7 +259,7 @@ def test_room_for_trees_is_taken_from_what_a_row_may_hold() -> None:
 
 def test_a_token_is_taken() -> None:
     row = _row(4)
-    assert row.take(Sample(9, -0.5)) == RowToken(4, 9, -0.5)
+    assert row.take(RowToken(NO_ROW, 9, -0.5)) == RowToken(4, 9, -0.5)
     assert (row.token_ids, row.generated, row.state) == ([1, 1, 1, 9], [9], RowState.LIVE)
 
 
@@ -282,7 +297,7 @@ def test_a_row_without_finite_logits_fails() -> None:
 
 def test_the_callers_request_is_left_alone() -> None:
     request = _request()
-    _row(0, request).take(Sample(9))
+    _row(0, request).take(RowToken(NO_ROW, 9))
     assert request.token_ids == [1, 1, 1]
 
 
@@ -315,21 +330,26 @@ def test_a_token_that_comes_too_late_is_dropped() -> None:
     context = _decoding(3)
     (row,) = context.rows
     context.leave(0)
-    assert row.take(Sample(9)) is None
+    assert row.take(RowToken(NO_ROW, 9)) is None
     assert row.take(None) is None
     assert row.generated == []
 
 
 def test_a_row_that_was_only_checked_has_nothing_to_report() -> None:
     row = _row()
-    assert row.take(Sample(-1)) is None
+    assert row.take(RowToken(NO_ROW, -1)) is None
     assert row.token_ids == [1, 1, 1]
 
 
 def test_a_row_that_would_go_on_is_released_with_its_tokens() -> None:
     context = _decoding(3, 3)
-    context.rows[1].take(Sample(9))
-    assert [context.release(number) for number in (1, 1, 99)] == [[9], None, None]
+    context.rows[1].take(RowToken(NO_ROW, 9))
+    # It has not had its first token reported: it never pays.
+    assert context.release(1, 1e9) is None
+    context.rows[1].paid_from = 2.5
+    assert context.release(1, 2.0) is None
+    assert context.release(1, 2.5) == [9]
+    assert [context.release(number) for number in (1, 99)] == [None, None]
     assert _numbers(context) == [0, 1]
     context.arrange()
     assert _numbers(context) == [0]
@@ -352,7 +372,8 @@ def test_rows_that_move_one_by_one_settle_where_the_moves_say(data: st.DataObjec
 
 def test_a_fresh_house_seats_its_rows_in_order() -> None:
     fresh = BatchReorder.fresh([REQUEST, REQUEST])
-    assert fresh == BatchReorder(2, (), [SlotAssignment(0, REQUEST), SlotAssignment(1, REQUEST)])
+    assert (fresh.rows, [place for place, _ in fresh.assignments]) == (2, [0, 1])
+    assert [row.request for _, row in fresh.assignments] == [REQUEST, REQUEST]
     assert fresh.settle([7, 8, 9], lambda _: 0) == [0, 0]
 
 
@@ -365,9 +386,9 @@ def test_a_fresh_house_seats_its_rows_in_order() -> None:
         BatchReorder(2, [RowMove(0, 1, 3)]),
         BatchReorder(2, [RowMove(2, 4, 3)]),
         BatchReorder(4),
-        BatchReorder(2, [RowMove(2, 1, 3)], [SlotAssignment(1, REQUEST)]),
-        BatchReorder(2, assignments=[SlotAssignment(1, REQUEST), SlotAssignment(1, REQUEST)]),
-        BatchReorder(2, assignments=[SlotAssignment(2, REQUEST)]),
+        BatchReorder(2, [RowMove(2, 1, 3)], [new_row(1)]),
+        BatchReorder(2, assignments=[new_row(1), new_row(1)]),
+        BatchReorder(2, assignments=[new_row(2)]),
     ],
 )
 def test_a_row_is_never_lost_and_a_place_never_shared(wrong: BatchReorder) -> None:

@@ -20,7 +20,7 @@ from hearth.runtime.config import (
     parse_config,
 )
 from hearth.runtime.errors import HearthError
-from hearth.runtime.rope import rope_frequencies, rope_tables
+from hearth.runtime.export.reference_pass import rope_frequencies, rope_tables
 from hearth.runtime.vision_config import (
     VISION_CONFIG_FILE,
     VISION_FOLDER,

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from hearth.runtime.export import ExportOptions, export_model
+from tests.conftest import REFERENCE
 from tests.systemd.installed import BOUND, ENGINE, Installed
 from tests.systemd.machine import Machine, why_none
 
 HERE = Path(__file__).parent
-REFERENCE = HERE.parent / "references" / "qwen3"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu import h200_parts, h200_run
-from tools.gpu.h200_parts import DEFAULT, PARTS, Run
-from tools.gpu.h200_run import environment, join, main, run_part
+from tools.gpu import h200_run
+from tools.gpu.h200_run import DEFAULT, PARTS, Run, environment, join, main, run_part
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def test_speculation_is_compared_with_an_engine_without_a_draft(run: Run) -> Non
 
 
 def test_the_figures_of_speculation_have_a_file_of_their_own(run: Run) -> None:
-    *_, contest, memory, graphs = PARTS["spec"](run._replace(record=h200_parts.FIGURES))
+    *_, contest, memory, graphs = PARTS["spec"](run._replace(record=h200_run.FIGURES))
     for command in (contest, memory, graphs):
         assert Path(command[command.index("--record") + 1]).name == "h200-ort-spec.json"
 
@@ -145,14 +144,14 @@ def test_the_parts_asked_for_run_and_the_first_failure_is_the_exit_code(
 
 
 def test_the_step_has_a_file_of_its_own(run: Run) -> None:
-    everywhere = run._replace(record=h200_parts.FIGURES)
+    everywhere = run._replace(record=h200_run.FIGURES)
     for name in (name for name in PARTS if name.startswith("step-")):
-        file = h200_parts.PROFILES if name == "step-profile" else h200_parts.STEP_FIGURES
+        file = h200_run.PROFILES if name == "step-profile" else h200_run.STEP_FIGURES
         for command in PARTS[name](everywhere):
             if "--record" in command:
                 assert command[command.index("--record") + 1] == str(file)
     decode, compare = PARTS["step-0.6b"](run)
-    assert compare[-2:] == [str(run.record), str(h200_parts.FIGURES)]
+    assert compare[-2:] == [str(run.record), str(h200_run.FIGURES)]
     assert decode[decode.index("--daemon") + 1] == "kernels"
 
 

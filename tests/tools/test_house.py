@@ -29,7 +29,8 @@ class Keeper:
 """
 _HOPS = """
 import json
-figures = {"frames": 7, "calls": 83, "files": 24}
+from hearth import FRAMES
+figures = {"frames": FRAMES, "calls": 83, "files": 24}
 print(json.dumps({"figures": figures, "lists": {"frames": ["run"], "step": ["step"]}}))
 """
 _HELP = """
@@ -143,7 +144,7 @@ def test_settings_are_the_options_that_help_shows(tmp_path: Path) -> None:
 def test_hops_are_counted_by_the_program_of_the_tree(tmp_path: Path) -> None:
     names = ("frames_to_launch", "calls_per_step", "files_per_step")
     assert found_in(*count_hops(SourceTree(tmp_path, []))) == dict.fromkeys(names)
-    tree = written(tmp_path, {"tools/hops.py": _HOPS})
+    tree = written(tmp_path, {"tools/hops.py": _HOPS, "src/hearth/__init__.py": "FRAMES = 7"})
     assert [figure.value for figure in count_hops(tree)] == [7, 83, 24]
 
 

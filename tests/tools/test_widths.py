@@ -7,7 +7,7 @@ import pytest
 from hearth.runtime.device.device import Stream
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.runner.captured_steps import CapturedSteps
+from hearth.runtime.runner.bindings import CapturedSteps
 from tests.bench.running import run
 from tools import widths
 from tools.widths import Amounts, WidthTimes, parents, width_figures, width_times

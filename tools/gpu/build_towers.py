@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from hearth.runtime.export import ExportOptions
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
 from hearth.runtime.export.tensorrt.plan import settle_options
 from hearth.runtime.export.vision.write import write_vision
 from tests.vision_models import FAMILIES, write_vision_model

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from hearth.runtime.device.cuda.cuda_device import CudaDevice, open_cuda_device
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.export.weights import Kind
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.tensor import numpy_dtype
-from hearth.runtime.weights.quantised import Kind
 from tests.gpu.kernel_driver import Array, Family, KernelDriver, weight_shapes
-from tools.gpu.graph_times import graph_times
+from tools.gpu.step_times import graph_times
 from tools.widths import parents
 
 SHAPES = {

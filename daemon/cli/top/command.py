@@ -19,8 +19,7 @@ from rich.live import Live
 from hearth.daemon.cli.clients import daemon_address
 from hearth.daemon.cli.console import out, show
 from hearth.daemon.cli.options import json_option, socket_option
-from hearth.daemon.cli.top.board import Board, pressed
-from hearth.daemon.cli.top.view import Rates, rates, view
+from hearth.daemon.cli.top.view import Board, Rates, pressed, rates, view
 from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import Cancelled, CancelRequest, Top, TopReport
 from hearth.runtime.errors import HearthError

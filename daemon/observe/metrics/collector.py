@@ -17,7 +17,7 @@ from hearth.actors.supervisor_messages import ExecutorMetrics
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.service_state import STATES
 from hearth.runtime.errors import CODES
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
 from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics

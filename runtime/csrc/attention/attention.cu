@@ -13,7 +13,8 @@
 #include "attention/pairs.cuh"
 #include "attention/cluster.cuh"
 // Attention of the tokens of a step over a row's cache (docs/kernels.md, specified by
-// reference/attention.py): flash attention (Dao, 2023) by splits of 64 positions and spans of four.
+// attention_steps.py of its tests): flash attention (Dao, 2023) by splits of 64 positions and spans
+// of four.
 //
 // The query rows of a KV head are its tokens' heads, token by token. A block has TILES tiles of 16
 // of them, or of 8 where HALVES is 1; SHARE warps have one tile together: each computes the scores

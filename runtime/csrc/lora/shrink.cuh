@@ -2,7 +2,7 @@
 // rows of the product, multiply by sixteen ranks of a matrix of A each, in the order of every
 // product, and publish x A to all others. Of these the last warps add x A B, a tile of rows each,
 // as a ninth part of the sums: before their last stage if x A is complete by then, or behind it.
-// All blocks of the grid are on the GPU at once. Include behind items.cuh.
+// All blocks of the grid are on the GPU at once. Include behind the items of gemv.cu.
 
 constexpr int PASS = 16;
 // Of few inputs the weights are there before x A is: then it counts that code has been fetched before

@@ -4,7 +4,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, DecodingRow, RowMove
 from hearth.runtime.device.cache_storage import check_pages
 from hearth.runtime.device.device import (
     AcceptedPath,
@@ -37,7 +37,8 @@ from hearth.runtime.reference.token_trees import (
     mask_words,
     path_moves,
 )
-from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.request import NO_ROW, RowToken
+from hearth.runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
 from hearth.runtime.tensors.tensor import Tensor
 
 
@@ -128,7 +129,7 @@ class CpuCacheStorage:
         return tensor.view((rows, self._heads, slots, self._head_dim))
 
 
-_CHECKED = Sample(-1)
+_CHECKED = RowToken(NO_ROW, -1)
 
 Row = TypeVar("Row")
 
@@ -164,7 +165,9 @@ class CpuBatchSampler:
         for source, target, _ in reorder.moves:
             tokens[target] = tokens[source]
 
-    def sample(self, rows: int, first: int = 0, picked: int | None = None) -> Ready[Sample | None]:
+    def sample(
+        self, rows: int, first: int = 0, picked: int | None = None
+    ) -> Ready[RowToken | None]:
         """Sample the first `picked` of the rows from place `first` on; check the others."""
         end = rows if picked is None else picked
         samples = self._pick(self._logits[:end], first) if end else []
@@ -194,11 +197,10 @@ class CpuBatchSampler:
                 self._lengths[row] += len(path.nodes)
         return Ready(paths)
 
-    def _assign(self, assignment: SlotAssignment) -> RowSampler:
-        row = assignment.request
+    def _assign(self, row: DecodingRow) -> RowSampler:
         return RowSampler(row.options, row.token_ids, row.prompt_length, self._vocab_size)
 
-    def _pick(self, logits: NDArray[np.float32], first: int) -> list[Sample | None]:
+    def _pick(self, logits: NDArray[np.float32], first: int) -> list[RowToken | None]:
         last = first + len(logits)
         samplers = self._rows[first:last]
         positions = self._lengths[first:last].tolist()

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from hearth.runtime.device.cpu.ops import embed
 from hearth.runtime.device.device import ChainBuffers, ProposalBuffers, StepBuffers, TreeBuffers
 from hearth.runtime.reference import token_trees
-from hearth.runtime.reference.top_k import top_k
+from hearth.runtime.reference.token_trees import top_k
 from hearth.runtime.tensors.tensor import Tensor
 
 

@@ -8,8 +8,7 @@ from hearth.runtime.device.cuda.context import CudaContext
 from hearth.runtime.device.cuda.memory import CudaMemory
 from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import TopLogprob
-from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.request import NO_ROW, RowToken, TopLogprob
 
 TOP = 20
 # `Result` of csrc/sampling/rows.cuh.
@@ -72,33 +71,33 @@ class CudaPendingSamples:
         self._slot = slot
         self._use = slot.uses
         self._rows, self._wanted = rows, wanted
-        self._samples: list[Sample | None] | None = None
+        self._samples: list[RowToken | None] | None = None
 
-    def result(self) -> list[Sample | None]:
+    def result(self) -> list[RowToken | None]:
         """Wait and read, once; raises what the step raised."""
         if self._samples is None:
             self._samples = self._read()
         return self._samples
 
-    def _read(self) -> list[Sample | None]:
+    def _read(self) -> list[RowToken | None]:
         slot = self._slot
         if slot.uses != self._use:
             raise HearthError("internal", "the samples of a step were read too late")
         slot.event.wait()
         tokens = slot.tokens[: self._rows].tolist()
-        samples = [None if failed else Sample(token) for token, failed in tokens]
+        samples = [None if failed else RowToken(NO_ROW, token) for token, failed in tokens]
         for row, wanted in self._wanted.items():
             if samples[row] is not None:
                 samples[row] = read_sample(slot.results[row], wanted)
         return samples
 
 
-def read_sample(result: Any, wanted: int) -> Sample:
+def read_sample(result: Any, wanted: int) -> RowToken:
     """A sample from one `RESULT`; with log probabilities unless `wanted` is below 0."""
     if wanted < 0:
-        return Sample(int(result["token"]))
+        return RowToken(NO_ROW, int(result["token"]))
     normaliser = float(result["highest"]) + math.log(int(result["mass"]) * _UNIT)
     ids = result["ids"][:wanted].tolist()
     logits = result["logits"][:wanted].tolist()
     top = tuple(TopLogprob(i, x - normaliser) for i, x in zip(ids, logits, strict=True))
-    return Sample(int(result["token"]), float(result["chosen"]) - normaliser, top)
+    return RowToken(NO_ROW, int(result["token"]), float(result["chosen"]) - normaliser, top)

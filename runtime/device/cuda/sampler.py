@@ -229,7 +229,7 @@ class CudaBatchSampler:
         """
         if reorder.rows > self._capacity:
             raise HearthError("internal", f"{reorder.rows} rows exceed {self._capacity}")
-        settings = reorder.settle(self._rows, lambda assignment: self._settings(assignment.request))
+        settings = reorder.settle(self._rows, lambda row: self._settings(row.request))
         moves = reorder.moves
         self._tables.move([move[:2] for move in moves if settings[move.target][-1]])
         if moves:
@@ -238,12 +238,12 @@ class CudaBatchSampler:
             for i, (source, target, _) in enumerate(moves):
                 table.source[i], table.target[i] = source, target
             self._move_tokens.launch(1)
-        for place, request, *_ in reorder.assignments:
+        for place, row in reorder.assignments:
             flags = settings[place][-1]
             if flags & HISTORY:
-                self._tables.count(place, request)
+                self._tables.count(place, row.request)
             if flags & BIAS:
-                self._tables.set_bias(place, *row_biases(request.options))
+                self._tables.set_bias(place, *row_biases(row.options))
         self._take(settings)
 
     def sample(self, rows: int, first: int = 0, picked: int | None = None) -> CudaPendingSamples:

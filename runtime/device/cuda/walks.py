@@ -15,7 +15,7 @@ from hearth.runtime.device.cuda.upload import UploadRing
 from hearth.runtime.device.cuda.wide_draws import THREADS, WideDraws
 from hearth.runtime.device.device import AcceptedPath, TreeBuffers
 from hearth.runtime.errors import HearthError
-from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.request import NO_ROW, RowToken
 
 _SCAN_THREADS = 256
 _SLOTS = 4
@@ -107,10 +107,10 @@ class CudaPendingPaths:
             for row, ((count, *nodes), found) in enumerate(zip(paths, tokens, strict=True))
         ]
 
-    def _samples(self, row: int, tokens: list[int]) -> list[Sample]:
+    def _samples(self, row: int, tokens: list[int]) -> list[RowToken]:
         wanted = self._wanted[row]
         if wanted < 0:
-            return [Sample(token) for token in tokens]
+            return [RowToken(NO_ROW, token) for token in tokens]
         results = self._slot.results.array[row]
         return [read_sample(results[i], wanted) for i in range(len(tokens))]
 

@@ -9,8 +9,11 @@ from hearth.runtime.device.cuda.compiler import KernelAttribute
 from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.device.cuda.launch import Launch, addresses, integers
 from hearth.runtime.device.cuda.programs import Kernels
-from hearth.runtime.reference.attention import SPAN, SPLIT
 
+SPLIT = 64
+"""Positions of a split."""
+SPAN = 4
+"""Splits of a span."""
 _WARPS = 4
 _THREADS = 32 * _WARPS
 _TILE = 16

@@ -10,9 +10,9 @@ from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.device.cuda.launch import Launch, addresses, integers
 from hearth.runtime.device.cuda.programs import Kernels
 from hearth.runtime.executor.engine import Binding, IOTensor
+from hearth.runtime.executor.kernels.product_arguments import bound_weight
 from hearth.runtime.executor.kernels.step import DecoderStep, StepMemory, StepShape, step_shape
-from hearth.runtime.executor.kernels.weight_forms import bound_weight
-from hearth.runtime.memory.step_scratch import ENTER, HEAD, OUTPUT, QKV, ScratchPart
+from hearth.runtime.memory.sizes import ENTER, HEAD, OUTPUT, QKV, ScratchPart
 from hearth.runtime.weights.weights_file import WeightLayout
 
 _BLOCK = 256
@@ -167,10 +167,7 @@ class DraftStep(DecoderStep):
         place = self._places(shape)
         products.use_scratch(place["normed"], shape.batch)
         self._attention.use_scratch(place["partials"])
-        q, k, v, o, gate, up, down = (
-            bound_weight(self._forms, f"layers.0.{kind}", at)
-            for kind in ("q", "k", "v", "o", "gate", "up", "down")
-        )
+        q, k, v, o, gate, up, down = self._matrices(self._layers[0], at)
         tokens, hidden, eps = shape.tokens, config.hidden_size, self._model.rms_norm_eps
         queries = config.num_attention_heads * config.head_dim
         x, attended, places = place["stream"], place["attended"], at["last_token_ids"]
@@ -190,19 +187,7 @@ class DraftStep(DecoderStep):
                 given=given,
             ),
             *products.plain(place["inputs"], (q, k, v), 2 * hidden, tokens, place["projected"]),
-            *self._attention.launches(
-                place["projected"],
-                (at.get("layers.0.q_norm", 0), at.get("layers.0.k_norm", 0)),
-                (at["k_cache_0"], at["v_cache_0"]),
-                at["kvcache_start_index"],
-                at["attention_pos_id"],
-                (at["rope_cos"], at["rope_sin"]),
-                at.get("packed_mask", 0),
-                attended,
-                shape.batch,
-                shape.seq_len,
-                shape.kv_len,
-            ),
+            *self._attend(self._layers[0], shape, place, at),
         ]
         if shape.seq_len > 1:
             made += pieces.select(

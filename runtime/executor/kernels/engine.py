@@ -19,14 +19,17 @@ from hearth.runtime.device.cuda.programs import KernelRequest, Programs, WantedK
 from hearth.runtime.device.cuda.stream import CudaStream
 from hearth.runtime.device.device import Stream
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.engine import Binding, CapturedRun, IOTensor
+from hearth.runtime.executor.engine import Binding, CapturedRun, IOTensor, physical_cores
 from hearth.runtime.executor.kernels.attention import AttentionShape, plan_attention
 from hearth.runtime.executor.kernels.draft_step import DraftStep
 from hearth.runtime.executor.kernels.step import DecoderStep, StepShape
-from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.loading import Told, nobody
-from hearth.runtime.tensors.dims import InferenceDims
-from hearth.runtime.tensors.profiles import build_profiles, decode_batches, prefill_widths
+from hearth.runtime.tensors.profiles import (
+    InferenceDims,
+    build_profiles,
+    decode_batches,
+    prefill_widths,
+)
 from hearth.runtime.tensors.registry import TensorRegistry
 from hearth.runtime.tensors.tensor import Tensor
 from hearth.runtime.undo import undoing

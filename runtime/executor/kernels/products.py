@@ -46,8 +46,6 @@ from hearth.runtime.executor.kernels.product_tiles import (
     wide_tiles,
 )
 
-__all__ = ["Form", "Products", "Weight"]
-
 _THREADS = 256
 _ELEMENT_BITS = 16
 _NORM_THREADS = 128

@@ -10,10 +10,9 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import Binding, IOTensor
 from hearth.runtime.executor.kernels.adapters import Adapter
 from hearth.runtime.executor.kernels.attention import Attention
+from hearth.runtime.executor.kernels.product_arguments import Weight, bound_weight, weight_forms
 from hearth.runtime.executor.kernels.products import Products
-from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
-from hearth.runtime.memory.sizes import ITEM_BYTES
-from hearth.runtime.memory.step_scratch import ScratchPart, lay_out, step_parts
+from hearth.runtime.memory.sizes import ITEM_BYTES, ScratchPart, lay_out, step_parts
 from hearth.runtime.tensors.lora import RANK
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.weights.weights_file import WeightLayout
@@ -183,7 +182,6 @@ class DecoderStep:
         x = place["stream"]
         products.use_scratch(place["normed"], batch)
         self._attention.use_scratch(place["partials"])
-        rope = (at["rope_cos"], at["rope_sin"])
 
         def adapter(target: str, layer: int) -> Adapter | None:
             name = f"{target}_{layer}"
@@ -201,13 +199,10 @@ class DecoderStep:
         cleared = products.use_mailbox(place["mailbox"], tokens, max(widths, default=0))
         made = [self._stream.begin(at["inputs_embeds"], x, tokens, self._tap(0, at), cleared)]
         for index, layer in enumerate(self._layers):
-            q, k, v, o, gate, up, down = (
-                bound_weight(self._forms, layer.weights[one], at) for one in _KINDS
-            )
-            gains = {name: at.get(binding, 0) for name, binding in layer.gains.items()}
+            q, k, v, o, gate, up, down = self._matrices(layer, at)
             made += products.normed(
                 x,
-                gains["input"],
+                at.get(layer.gains["input"], 0),
                 eps,
                 (q, k, v),
                 hidden,
@@ -218,20 +213,7 @@ class DecoderStep:
             own, mask = adapter("o", index), at.get("packed_mask", 0)
             staged = own is None and products.takes_stages(o, queries, tokens)
             staged = staged and self._attention.stages(mask, batch, seq_len, kv_len)
-            made += self._attention.launches(
-                place["projected"],
-                (gains["q"], gains["k"]),
-                (at[layer.caches[0]], at[layer.caches[1]]),
-                at["kvcache_start_index"],
-                at["attention_pos_id"],
-                rope,
-                mask,
-                place["attended"],
-                batch,
-                seq_len,
-                kv_len,
-                staged=staged,
-            )
+            made += self._attend(layer, shape, place, at, staged=staged)
             made += products.residual(
                 place["attended"], o, queries, tokens, x, adapter=own, staged=staged
             )
@@ -240,7 +222,7 @@ class DecoderStep:
             staged = staged and products.stages(gate, up, down, hidden, tokens)
             made += products.gated(
                 x,
-                gains["post"],
+                at.get(layer.gains["post"], 0),
                 eps,
                 gate,
                 up,
@@ -264,19 +246,39 @@ class DecoderStep:
             )
             if stacked:
                 made.append(self._stream.add(at[f"deepstack_embeds_{index}"], x, tokens, tap))
-        made += products.head(
-            x,
-            at["norm"],
-            eps,
-            bound_weight(self._forms, self._head, at),
-            hidden,
-            batch,
-            seq_len,
-            select_len,
-            at["last_token_ids"],
-            at["logits"],
-        )
+        head = bound_weight(self._forms, self._head, at)
+        sizes = (hidden, batch, seq_len, select_len)
+        made += products.head(x, at["norm"], eps, head, *sizes, at["last_token_ids"], at["logits"])
         return made
+
+    def _matrices(self, layer: _Layer, at: Mapping[str, int]) -> list[Weight]:
+        """The matrices of a layer, in the order of `_KINDS`."""
+        return [bound_weight(self._forms, layer.weights[kind], at) for kind in _KINDS]
+
+    def _attend(
+        self,
+        layer: _Layer,
+        shape: StepShape,
+        place: Mapping[str, int],
+        at: Mapping[str, int],
+        *,
+        staged: bool = False,
+    ) -> tuple[Launch, ...]:
+        """Make the launches from what is projected of a layer to what is attended."""
+        return self._attention.launches(
+            place["projected"],
+            (at.get(layer.gains["q"], 0), at.get(layer.gains["k"], 0)),
+            (at[layer.caches[0]], at[layer.caches[1]]),
+            at["kvcache_start_index"],
+            at["attention_pos_id"],
+            (at["rope_cos"], at["rope_sin"]),
+            at.get("packed_mask", 0),
+            place["attended"],
+            shape.batch,
+            shape.seq_len,
+            shape.kv_len,
+            staged=staged,
+        )
 
     def _places(self, shape: StepShape) -> dict[str, int]:
         """Return the address of each part of the scratch memory."""

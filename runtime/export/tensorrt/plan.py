@@ -15,10 +15,9 @@ import msgspec
 from hearth.runtime.config import DRAFT_ARCHITECTURE, LLMEngineRunnerConfig, PlanRecord
 from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from hearth.runtime.errors import Code, HearthError
-from hearth.runtime.export.options import ExportOptions
-from hearth.runtime.export.progress import Progress
+from hearth.runtime.export.options import Builder, ExportOptions, Feature, PlanOptions, has_feature
 from hearth.runtime.export.tensorrt import builder
-from hearth.runtime.export.tensorrt.options import Builder, Feature, PlanOptions, has_feature
+from hearth.runtime.export.writer import Progress
 from hearth.runtime.packages import pip_install
 from hearth.runtime.tensors.profiles import Profile, Selector, build_profiles
 from hearth.runtime.tensors.registry import (

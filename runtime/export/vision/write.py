@@ -9,25 +9,22 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.engine_folder import ANSWER_FILE, DATA_FILE, MODEL_FILE, record_files
+from hearth.runtime.engine_folder import (
+    ANSWER_FILE,
+    DATA_FILE,
+    MODEL_FILE,
+    record_files,
+    write_config,
+)
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.dialect import CLASSIC_OPSET, NATIVE_OPSET
 from hearth.runtime.export.graph import GraphBuilder
 from hearth.runtime.export.known_answer import LEAST_TOLERANCE, ROUNDINGS, ToleranceProbe
 from hearth.runtime.export.onnx_files import IR_VERSION, IR_VERSION_NATIVE
-from hearth.runtime.export.options import ExportOptions
-from hearth.runtime.export.progress import Progress, ProgressCounter
-from hearth.runtime.export.reference_pass import rotate, softmax
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import ExportOptions, PlanOptions
+from hearth.runtime.export.reference_pass import RoundedWeights, rotate, softmax
 from hearth.runtime.export.tensorrt.plan import build_or_fall_back
-from hearth.runtime.export.vision.dialect import (
-    ClassicVisionDialect,
-    NativeVisionDialect,
-    PrimitiveVisionDialect,
-    VisionDialect,
-)
 from hearth.runtime.export.vision.layout import (
     Merger,
     check_tower,
@@ -36,14 +33,20 @@ from hearth.runtime.export.vision.layout import (
     tower_names,
     without_model,
 )
-from hearth.runtime.export.vision.tower import Tower
+from hearth.runtime.export.vision.tower import (
+    ClassicVisionDialect,
+    NativeVisionDialect,
+    PrimitiveVisionDialect,
+    Tower,
+    VisionDialect,
+)
 from hearth.runtime.export.vision.tower_model import TowerModel, load_tower
 from hearth.runtime.export.weights import Weights
-from hearth.runtime.export.writer import DataFile
+from hearth.runtime.export.writer import DataFile, Progress, ProgressCounter
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.tower_answer import TowerAnswer, answer_pictures, mixed
 from hearth.runtime.vision.tower_inputs import Segment, segments_of, tower_inputs
-from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
+from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig
 
 Array = NDArray[np.float32]
 _erf = np.vectorize(erf, otypes=[np.float32])
@@ -206,7 +209,7 @@ def write_vision(
     config = _write_engine(target, tower, checkpoint, options.plan, progress)
     _write_answer(target, tower._replace(config=config), checkpoint, progress)
     config = msgspec.structs.replace(config, files=record_files(target))
-    _write_config(target, config)
+    write_config(target, config)
     return config
 
 
@@ -220,30 +223,24 @@ def _write_engine(
     """Write the graph, and of it the plan if one is wanted; the configuration that it has then."""
 
     def write_graph(config: VisionConfig) -> None:
-        _write_graph(folder, tower._replace(config=config), checkpoint, progress)
+        made, native = tower._replace(config=config), config.dialect == "native"
+        size = numpy_dtype(config.dtype).itemsize
+        counter = ProgressCounter(progress, "vision weights", size * _elements(made))
+        dialect: type[VisionDialect] = NativeVisionDialect if native else ClassicVisionDialect
+        if not native and config.backend == "tensorrt":
+            dialect = PrimitiveVisionDialect
+        weights = Weights(checkpoint, config)
+        with (folder / DATA_FILE).open("wb") as file:
+            data = DataFile(file, counter.add)
+            graph = GraphBuilder(data, DATA_FILE, NATIVE_OPSET if native else CLASSIC_OPSET)
+            Tower(graph, dialect(graph, made, weights.dtype), checkpoint, weights).build()
+        graph.save(folder / MODEL_FILE, IR_VERSION_NATIVE if native else IR_VERSION, "tower")
+        counter.finish()
 
     write_graph(tower.config)
     if plan is None:
         return tower.config
     return build_or_fall_back(folder, tower.config, plan, write_graph, progress)
-
-
-def _write_graph(
-    folder: Path, tower: TowerModel, checkpoint: Checkpoint, progress: Progress | None
-) -> None:
-    native = tower.config.dialect == "native"
-    size = numpy_dtype(tower.config.dtype).itemsize
-    counter = ProgressCounter(progress, "vision weights", size * _elements(tower))
-    dialect: type[VisionDialect] = NativeVisionDialect if native else ClassicVisionDialect
-    if not native and tower.config.backend == "tensorrt":
-        dialect = PrimitiveVisionDialect
-    weights = Weights(checkpoint, tower.config)
-    with (folder / DATA_FILE).open("wb") as file:
-        data = DataFile(file, counter.add)
-        graph = GraphBuilder(data, DATA_FILE, NATIVE_OPSET if native else CLASSIC_OPSET)
-        Tower(graph, dialect(graph, tower, weights.dtype), checkpoint, weights).build()
-    graph.save(folder / MODEL_FILE, IR_VERSION_NATIVE if native else IR_VERSION, "tower")
-    counter.finish()
 
 
 def _write_answer(
@@ -257,8 +254,3 @@ def _write_answer(
 
 def _elements(tower: TowerModel) -> int:
     return sum(math.prod(shape) for _, shape in expected_tensors(tower))
-
-
-def _write_config(folder: Path, config: VisionConfig) -> None:
-    text = msgspec.json.format(msgspec.json.encode(config), indent=1)
-    (folder / VISION_CONFIG_FILE).write_bytes(text + b"\n")

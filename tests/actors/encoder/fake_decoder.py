@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hearth.actors.encoder.image_decoder_jobs import ImageDecodeJob, ImageDecodeResult
+from hearth.actors.encoder.image_decoder import ImageDecodeJob, ImageDecodeResult
 from hearth.actors.encoder.image_decoder_process import serve, settle
 from hearth.runtime.errors import HearthError
 

@@ -49,7 +49,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.export.options import ExportOptions
 from hearth.runtime.export.vision.write import write_vision
-from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.decoding import patch
 from hearth.runtime.image_processing.sizes import layout_of, video_layout
 from hearth.runtime.images import FileFormat, ImageLayout, Picture, Slot
 from hearth.runtime.options import RuntimeOptions

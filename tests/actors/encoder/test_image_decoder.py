@@ -11,9 +11,9 @@ import pytest
 
 from hearth.actors.arena import Arena, SharedArena
 from hearth.actors.encoder import image_decoder, image_decoder_process
-from hearth.actors.encoder.image_decoder import ImageDecoder
-from hearth.actors.encoder.image_decoder_jobs import (
+from hearth.actors.encoder.image_decoder import (
     ImageDecodeJob,
+    ImageDecoder,
     ImageDecodeResult,
     ImageDecodeSettings,
 )

@@ -87,8 +87,8 @@ class Harness:
             pass
         found: dict[int, list[int]] = {}
         for step in self.steps:
-            for rid, token in zip(step.rids, step.tokens, strict=True):
-                found.setdefault(rid, []).append(token.token_id)
+            for token in step.tokens:
+                found.setdefault(token.row, []).append(token.token_id)
         return found
 
     def hear(self, timeout_s: float) -> StepOutput | None:
@@ -157,6 +157,11 @@ class Harness:
         assert self.thread
         self.thread.join(5)
         assert not self.thread.is_alive()
+
+
+def rids_of(step: StepOutput) -> list[int]:
+    """The requests of the tokens of a step, in their order."""
+    return [token.row for token in step.tokens]
 
 
 @contextmanager

@@ -25,12 +25,12 @@ from hearth.actors.messages import (
 )
 from hearth.actors.supervisor_messages import ActorProgress, ExecutorMetrics
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
-from tests.actors.executor.harness import Harness, open_harness
+from tests.actors.executor.harness import Harness, open_harness, rids_of
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mailboxes import next_mail
 from tests.runtime.vision.tower_config import config_of
@@ -61,7 +61,7 @@ def test_offered_rows_get_places_and_run_to_their_end(harness: Harness) -> None:
     harness.finish(7, 8)
     before, first, *_ = harness.heard
     assert (before.seq, before.placed, before.tokens) == (1, [7, 8], [])
-    assert (len(harness.heard), first.rids) == (4, [7, 8])
+    assert (len(harness.heard), rids_of(first)) == (4, [7, 8])
     assert set(first.begun) == {7, 8}
     assert asked - 5 < first.begun[7] <= first.ended
     assert [step.finished for step in harness.steps] == [[], [7], [8]]
@@ -79,7 +79,7 @@ def test_a_row_joins_between_two_steps_of_the_others(
     harness.offer(row(7, 6))
     harness.start()
     harness.finish(7)
-    assert [step.rids for step in harness.steps] == [[7], [7], [7], [8], [7, 8], [7], [7]]
+    assert [rids_of(step) for step in harness.steps] == [[7], [7], [7], [8], [7, 8], [7], [7]]
     assert harness.placed == [[7], [8]]
 
 
@@ -93,7 +93,7 @@ def test_a_place_is_taken_at_the_border_at_which_it_frees_in_the_offered_order(
     harness.start()
     harness.finish(1, 2, 3, 4)
     assert harness.placed == [[1, 2], [4], [3]]
-    steps = [step.rids for step in harness.steps]
+    steps = [rids_of(step) for step in harness.steps]
     assert steps == [[1, 2], [1, 2], [4], [2, 4], [3], [2, 3], [3]]
 
 
@@ -116,7 +116,7 @@ def test_cancel_between_steps_ends_one_row_and_is_answered(
     tokens = harness.tokens()
     assert len(tokens[7]) == 3
     assert len(tokens[8]) == 6
-    assert runtime.left == [0]
+    assert runtime.left == [7]
     assert harness.heard[-1].seq == harness.seq
 
 
@@ -284,7 +284,7 @@ def test_one_that_retires_ends_with_its_rows_and_gives_the_others_back(
     harness.finish(7)
     harness.join()
     assert [one.retiring for one in harness.heard].count(True) == 1
-    assert {rid for step in harness.steps for rid in step.rids} == {7}
+    assert {rid for step in harness.steps for rid in rids_of(step)} == {7}
     assert (harness.failed, harness.failures) == ([], [])
 
 
@@ -348,7 +348,7 @@ def test_whoever_comes_before_the_next_step_is_queued_is_in_it(
     harness.offer(row(2, 4))
     harness.finish(1, 2)
     # The second step of all is the first of the newcomer.
-    assert [step.rids for step in harness.steps][:3] == [[1], [2], [1, 2]]
+    assert [rids_of(step) for step in harness.steps][:3] == [[1], [2], [1, 2]]
 
 
 def test_nobody_is_waited_for_where_no_place_is_free(
@@ -514,7 +514,7 @@ def test_rows_of_another_adapter_wait_until_none_has_a_place(
     adapters_harness.finish(1, 2, 3, 4)
     assert adapters_harness.placed == [[1, 3], [2], [4]]
     assert runtime.switches == ["a", "b", ""]
-    assert {tuple(step.rids) for step in adapters_harness.steps} == {
+    assert {tuple(rids_of(step)) for step in adapters_harness.steps} == {
         (1, 3),
         (1,),
         (2,),

@@ -35,25 +35,25 @@ SEQS = itertools.count(1)
 HEARD = 1 << 30
 
 
-def prefill(*tokens: RowToken, started: float = 0.0, ended: float = 1.0) -> StepResult:
-    return StepResult("prefill", list(tokens), started, ended)
+def prefill(*tokens: RowToken) -> StepResult:
+    return StepResult("prefill", list(tokens), 0.0, 1.0)
 
 
-def decode(*tokens: RowToken, started: float = 1.0, ended: float = 1.1) -> StepResult:
-    return StepResult("decode", list(tokens), started, ended)
+def decode(*tokens: RowToken) -> StepResult:
+    return StepResult("decode", list(tokens), 1.0, 1.1)
 
 
 def placed(*rids: int) -> ExecutorRows:
     rows = ExecutorRows(3)
-    join(rows, rids, range(len(rids)), 0.5)
+    join(rows, rids)
     return rows
 
 
-def join(rows: ExecutorRows, rids: Sequence[int], numbers: Sequence[int], now: float) -> None:
+def join(rows: ExecutorRows, rids: Sequence[int]) -> None:
     """Give these rows places, of which nothing is left to be told then."""
     rows.take_output()
     rows.update(Schedule(3, next(SEQS), HEARD, list(rids), dict.fromkeys(rids, ROW)))
-    rows.place(rids, numbers, now)
+    rows.place(rids)
     rows.take_output()
 
 
@@ -65,68 +65,39 @@ def told(rows: ExecutorRows, result: StepResult) -> StepOutput:
     return output
 
 
-def test_tokens_are_told_under_their_requests_first_ones_with_the_time_of_their_place() -> None:
+def test_tokens_are_told_first_ones_with_the_time_of_their_place() -> None:
     rows = placed(30, 10, 20)
-    rows.record(prefill(started=5.0, ended=6.0))
+    rows.record(prefill())
     assert rows.take_output() is None
-    first = told(rows, prefill(RowToken(2, 8), RowToken(0, 9), started=6.0, ended=6.5))
-    assert (first.incarnation, first.rids, first.ended) == (3, [20, 30], 6.5)
-    assert first.begun == {20: 0.5, 30: 0.5}
-    second = told(rows, decode(RowToken(2, 4)))
-    assert (second.number, second.rids, second.begun) == (first.number + 1, [20], {})
-
-
-def test_what_came_from_the_prefix_cache_is_told_under_the_request() -> None:
-    rows = placed(30, 10)
-    result = prefill(RowToken(0, 8), RowToken(1, 9))
-    result.cached = {1: 64}
-    assert told(rows, result).cached == {10: 64}
+    result = prefill(RowToken(20, 8), RowToken(30, 9))
+    result.begun, result.cached = {20: 0.5, 30: 0.5}, {30: 64}
+    first = told(rows, result)
+    assert (first.incarnation, first.tokens, first.ended) == (3, result.tokens, 1.0)
+    assert (first.begun, first.cached) == ({20: 0.5, 30: 0.5}, {30: 64})
+    second = told(rows, decode(RowToken(20, 4)))
+    assert (second.number, second.tokens) == (first.number + 1, [RowToken(20, 4)])
+    assert (second.begun, second.cached) == ({}, {})
 
 
 def test_rows_that_end_or_fail_go_on_no_more() -> None:
     rows = placed(1, 2, 3)
-    ended = told(rows, decode(RowToken(0, 5, finish="stop"), RowToken(2, -1, error="non_finite")))
+    ended = told(rows, decode(RowToken(1, 5, finish="stop"), RowToken(3, -1, error="non_finite")))
     assert ended.finished == [1, 3]
     assert list(rows) == [2]
-    assert (rows.number(1), rows.number(2)) == (None, 1)
-    assert rows.fail([1, 2], HearthError("out_of_memory", "no room")) == [1]
+    assert rows.fail([1, 2], HearthError("out_of_memory", "no room")) == [2]
     assert not len(rows)
-
-
-def test_numbers_begin_again_for_rows_that_come_later() -> None:
-    rows = placed(1)
-    rows.record(decode(RowToken(0, 5, finish="stop")))
-    join(rows, [7], [0], 2.0)
-    output = told(rows, prefill(RowToken(0, 6), started=2.0, ended=2.5))
-    assert (output.rids, output.begun) == ([7], {7: 2.0})
-
-
-def test_each_row_pays_for_the_prefill_of_its_own_time() -> None:
-    rows = placed(1)
-    assert not rows.has_paid(1)
-    rows.record(prefill(RowToken(0, 5), started=0.0, ended=0.15))
-    rows.record(decode(RowToken(0, 5), started=1.0, ended=1.1))
-    join(rows, [2], [1], 1.1)
-    assert not rows.has_paid(1)
-    rows.record(prefill(RowToken(1, 5), started=1.1, ended=1.15))
-    rows.record(decode(RowToken(0, 5), RowToken(1, 5), started=1.15, ended=1.25))
-    assert rows.has_paid(1)
-    assert rows.has_paid(2)
-    join(rows, [3], [2], 1.25)
-    rows.record(prefill(started=1.25, ended=1.26))
-    assert not rows.has_paid(3)
 
 
 def test_a_prefill_that_fails_takes_its_own_rows_along_and_no_other() -> None:
     rows = placed(1, 2, 3)
     result = prefill(
-        RowToken(0, 7), RowToken(1, -1, error="out_of_memory"), RowToken(2, -1, error="non_finite")
+        RowToken(1, 7), RowToken(2, -1, error="out_of_memory"), RowToken(3, -1, error="non_finite")
     )
     assert rows.take_failed(result) == []
     result.failure = HearthError("out_of_memory", "no room")
     assert rows.take_failed(result) == [2]
     rows.fail([2], result.failure)
-    assert told(rows, result).rids == [1, 3]
+    assert [token.row for token in told(rows, result).tokens] == [1, 3]
     assert list(rows) == [1]
 
 
@@ -136,28 +107,16 @@ def verify(*tokens: RowToken, rounds: list[RowRound]) -> StepResult:
 
 def test_a_round_gives_a_row_several_tokens_and_ends_it_with_the_last() -> None:
     rows = placed(30, 10)
-    output = told(
-        rows,
-        verify(
-            RowToken(1, 4),
-            RowToken(1, 5),
-            RowToken(0, 6),
-            RowToken(1, 7, finish="stop"),
-            rounds=[RowRound(1, 8, 3), RowRound(0, 5, 1)],
-        ),
+    result = verify(
+        RowToken(10, 4),
+        RowToken(10, 5),
+        RowToken(30, 6),
+        RowToken(10, 7, finish="stop"),
+        rounds=[RowRound(10, 8, 3), RowRound(30, 5, 1)],
     )
-    assert output.rids == [10, 10, 30, 10]
-    assert [token.token_id for token in output.tokens] == [4, 5, 6, 7]
-    assert output.rounds == [RowRound(10, 8, 3), RowRound(30, 5, 1)]
-    assert output.begun == {}
-    assert list(rows) == [30]
-
-
-def test_rounds_pay_for_the_prefill_as_decode_steps_do() -> None:
-    rows = placed(1)
-    rows.record(prefill(RowToken(0, 5), started=0.0, ended=0.15))
-    rows.record(verify(RowToken(0, 5), rounds=[RowRound(0, 4, 1)]))
-    assert rows.has_paid(1)
+    output = told(rows, result)
+    assert (output.tokens, output.rounds, output.begun) == (result.tokens, result.rounds, {})
+    assert (output.finished, list(rows)) == ([10], [30])
 
 
 def test_rows_get_places_in_the_wanted_order_and_what_is_unknown_is_missed() -> None:
@@ -180,13 +139,13 @@ def test_what_is_not_wanted_and_has_no_place_is_given_up() -> None:
 def test_a_cancelled_row_is_dropped_wherever_it_is() -> None:
     rows = placed(1, 2)
     rows.update(Schedule(3, next(SEQS), HEARD, [5], {5: ROW}))
-    assert rows.update(Schedule(3, next(SEQS), HEARD, [5], cancelled=[2, 5, 77])) == [1]
+    assert rows.update(Schedule(3, next(SEQS), HEARD, [5], cancelled=[2, 5, 77])) == [2]
     assert (list(rows.waiting), list(rows)) == ([], [1])
 
 
 def test_a_row_that_has_ended_is_not_missed_until_its_end_has_been_heard() -> None:
     rows = placed(1)
-    ended = told(rows, decode(RowToken(0, 5, finish="stop")))
+    ended = told(rows, decode(RowToken(1, 5, finish="stop")))
     rows.update(Schedule(3, next(SEQS), ended.number - 1, [1], {1: ROW}))
     assert (rows.waiting, rows.take_output().missing) == ({}, [])  # type: ignore[union-attr] # told
     rows.update(Schedule(3, next(SEQS), ended.number, [1], {1: ROW}))
@@ -207,7 +166,7 @@ def test_failures_are_told_with_their_reason() -> None:
     rows = placed(1)
     assert rows.fail([], HearthError("out_of_memory", "no room", "capacity")) == []
     assert rows.take_output() is None
-    assert rows.fail([1], HearthError("out_of_memory", "no room", "capacity")) == [0]
+    assert rows.fail([1], HearthError("out_of_memory", "no room", "capacity")) == [1]
     output = rows.take_output()
     assert output is not None
     assert output.failed == [Failed([1], "out_of_memory", "no room", "capacity")]

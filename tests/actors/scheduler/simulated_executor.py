@@ -135,7 +135,7 @@ class SimulatedExecutor:
             self.rows[rid] = SimulatedRow(rid, target, adapter, generated, cost, cost)
         assert len({row.adapter for row in self.rows.values()}) <= 1, "one step has one adapter"
         if joining:
-            self.state.place(joining, joining, 0.0)
+            self.state.place(joining)
 
 
 def _rest(row: SimulatedRow) -> float:

@@ -287,7 +287,7 @@ class Simulation:
         self._heard = output.number
         for rid in output.placed:
             self.outcomes[rid].placed.append(self.now)
-        for rid in output.rids:
+        for rid in [token.row for token in output.tokens]:
             if not self.outcomes[rid].ends:
                 self.outcomes[rid].tokens.append(self.now)
         for rid in output.finished:

@@ -59,7 +59,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config, simulated_next_tokens
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
-from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.request import RequestOptions, RowRequest
 from tests.actors.executor.harness import INCARNATION, open_harness
 from tests.actors.fake_runtime import FakeRuntime
 from tests.actors.mailboxes import next_mail
@@ -398,10 +398,10 @@ async def test_rows_that_take_turns_get_the_tokens_that_they_would_get_alone(
                 assert isinstance(message, StepOutput)
                 if (told := message.without_tokens()) is not None:
                     submit.post(told)
-                for rid, token in zip(message.rids, message.tokens, strict=True):
-                    got[rid].append(token.token_id)
+                for token in message.tokens:
+                    got[token.row].append(token.token_id)
                     if token.finish is not None:
-                        open_rids.remove(rid)
+                        open_rids.remove(token.row)
             submit.post(AskReport(1))
             loads: list[SchedulerReport] = []
             while not loads:
@@ -424,8 +424,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 @pytest.mark.parametrize(
     ("kind", "data"),
     [
-        (TokenizerMessage, ["step_output", 1, 1, 1, [1, 2], [RowToken(0, 5)], 1.0]),
-        (TokenizerMessage, ["step_output", 1, 1, 1, [], [RowToken(0, 5)], 1.0]),
+        (TokenizerMessage, ["step_output", 1, 1, 1, [[5]], 1.0]),
         (SchedulerMessage, ["submit", [1, {}, 0, float("nan")], [1]]),
         (SchedulerMessage, ["executor_ready", 1, "w", [0, 50, 100]]),
         (SchedulerMessage, ["executor_ready", 1, "w", [1 << 40, 50, 100]]),
@@ -442,11 +441,6 @@ def test_what_would_end_an_actor_is_not_decoded(
         sender.post(Cancel(9))
         assert next_mail(receiver, 5) == Cancel(9)
         assert receiver.undecodable == 1
-
-
-def test_tokens_that_are_nobodys_cannot_be_told() -> None:
-    with pytest.raises(ValueError, match="one request"):
-        StepOutput(1, 1, 1, [1])
 
 
 def test_of_two_requests_with_one_number_the_first_gets_the_answers() -> None:

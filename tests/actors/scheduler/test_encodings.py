@@ -17,7 +17,7 @@ from hearth.actors.messages import (
     Patched,
     RunVisionEncoder,
 )
-from hearth.actors.scheduler.embedding_store import SlotState, StoredEmbeddings
+from hearth.actors.scheduler.embedding_store import SlotState, StoredEmbedding, StoredEmbeddings
 from hearth.actors.scheduler.encoder_scheduler import IN_FLIGHT
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.runtime.images import ImageLayout
@@ -365,13 +365,26 @@ ENCODE_TIMES = ImageTimes(0.1, 0.2, 0.3)
 A, B, C, D = b"a", b"b", b"c", b"d"
 
 
-def store(rooms: int = 3) -> StoredEmbeddings:
-    """With room for so many embeddings of `SIZE` bytes."""
-    return StoredEmbeddings(ArenaSlots(rooms * slot_bytes(SIZE_BYTES)))
+class Store(StoredEmbeddings):
+    """With room for so many embeddings of `SIZE_BYTES`, and what requests have pinned."""
+
+    def __init__(self, rooms: int = 3) -> None:
+        super().__init__(ArenaSlots(rooms * slot_bytes(SIZE_BYTES)))
+        self.pinned: dict[int, list[StoredEmbedding]] = {}
+
+    def ask(self, rid: int, wanted: dict[bytes, int]) -> bool:
+        found = self.pin(wanted)
+        if found is not None:
+            assert [one.key for one in found] == list(wanted)
+            self.pinned[rid] = found
+        return found is not None
+
+    def end(self, rid: int) -> None:
+        self.release(self.pinned.pop(rid))
 
 
-def pin(made: StoredEmbeddings, rid: int, *keys: bytes) -> bool:
-    return made.pin(rid, 0, dict.fromkeys(keys, SIZE_BYTES))
+def pin(made: Store, rid: int, *keys: bytes) -> bool:
+    return made.ask(rid, dict.fromkeys(keys, SIZE_BYTES))
 
 
 def make(made: StoredEmbeddings, *keys: bytes) -> None:
@@ -381,24 +394,24 @@ def make(made: StoredEmbeddings, *keys: bytes) -> None:
 
 
 def test_what_was_made_is_there_for_the_next_who_asks() -> None:
-    made = store()
+    made = Store()
     assert pin(made, 1, A)
     assert made.state(A) is SlotState.EMPTY
     slot = made.begin(A)
     assert made.state(A) is SlotState.BUSY
     made.finish(A, ENCODE_TIMES)
-    made.release(1)
+    made.end(1)
     assert pin(made, 2, A)
     assert (made.state(A), made.slot(A), made.times(A)) == (SlotState.READY, slot, ENCODE_TIMES)
 
 
 def test_the_least_recently_used_goes_first_and_nothing_that_is_pinned() -> None:
-    made = store()
+    made = Store()
     assert pin(made, 1, A, B, C)
     make(made, A, B, C)
-    made.release(1)
+    made.end(1)
     assert pin(made, 2, A)
-    made.release(2)
+    made.end(2)
     assert pin(made, 3, C)
     assert pin(made, 4, D)
     assert B not in made
@@ -409,79 +422,80 @@ def test_the_least_recently_used_goes_first_and_nothing_that_is_pinned() -> None
 
 
 def test_a_request_without_room_pins_nothing_and_costs_nobody_anything() -> None:
-    made = store()
+    made = Store()
     assert pin(made, 1, A, B)
     make(made, A, B)
-    made.release(1)
+    made.end(1)
     assert pin(made, 2, C)
     assert not pin(made, 3, B, D, b"e")
     assert A in made
     assert B in made
-    assert made.requests == [2]
-    made.release(3)
+    assert list(made.pinned) == [2]
     assert pin(made, 4, D, b"e")
     assert {A, B} & {key for key in (A, B) if key in made} == set()
 
 
 def test_what_nobody_has_begun_goes_with_its_last_request() -> None:
-    made = store()
+    made = Store()
     assert pin(made, 1, A)
     assert pin(made, 2, A)
-    made.release(1)
+    made.end(1)
     assert A in made
-    made.release(2)
+    made.end(2)
     assert A not in made
     assert made.used == 0
 
 
 def test_what_is_being_written_stays_until_the_writer_has_answered() -> None:
-    made = store(1)
+    made = Store(1)
     assert pin(made, 1, A)
     slot = made.begin(A)
-    made.release(1)
+    made.end(1)
     assert not pin(made, 2, B)
     made.fail(A)
     assert A not in made
     assert pin(made, 2, B)
     assert made.slot(B).offset == slot.offset
     made.begin(B)
-    made.release(2)
+    made.end(2)
     made.finish(B, ENCODE_TIMES)
     assert pin(made, 3, B)
 
 
 def test_what_a_dead_writer_had_is_not_given_to_others_before_it_is_freed() -> None:
-    made = store(1)
+    made = Store(1)
     assert pin(made, 1, A)
     made.begin(A)
     slot = made.abandon(A)
-    made.release(1)
     assert not pin(made, 2, A)
     made.free(slot)
     assert pin(made, 2, A)
+    # What the first had was another one of the same image.
+    made.end(1)
+    assert made.is_named(A)
     assert made.state(A) is SlotState.EMPTY
 
 
 def test_one_key_twice_in_a_request_is_pinned_once() -> None:
-    made = store(1)
+    made = Store(1)
     assert made.holds({A: SIZE_BYTES})
     assert not made.holds({A: SIZE_BYTES, B: SIZE_BYTES})
     assert pin(made, 1, A, A)
     make(made, A)
-    made.release(1)
+    made.end(1)
     assert pin(made, 2, B)
 
 
 def test_nothing_leaks_whatever_happens() -> None:
     chance = random.Random(3)
-    made, busy, forsaken = store(5), set[bytes](), []
+    made, busy, forsaken = Store(5), set[bytes](), []
     for rid in range(3000):
         match chance.randrange(5):
             case 0 | 1:
                 keys = chance.sample([A, B, C, D, b"e", b"f", b"g"], 2)
-                made.pin(rid, 0, {key: chance.randrange(2 * SIZE_BYTES) for key in keys})
-            case 2 if made.requests:
-                made.release(chance.choice(made.requests))
+                made.ask(rid, {key: chance.randrange(2 * SIZE_BYTES) for key in keys})
+            case 2 if made.pinned:
+                made.end(chance.choice(list(made.pinned)))
             case 3:
                 busy |= begun(made)
             case 4 if busy:
@@ -493,9 +507,9 @@ def test_nothing_leaks_whatever_happens() -> None:
         made.fail(key)
     for slot in forsaken:
         made.free(slot)
-    for rid in made.requests:
-        made.release(rid)
-    assert made.pin(-1, 0, {b"all": 5 * slot_bytes(SIZE_BYTES) - slot_bytes(0)})
+    for rid in list(made.pinned):
+        made.end(rid)
+    assert made.pin({b"all": 5 * slot_bytes(SIZE_BYTES) - slot_bytes(0)})
     assert len(made) == 1
 
 

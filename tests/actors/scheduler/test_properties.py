@@ -179,6 +179,6 @@ def test_nothing_is_lost_or_doubled_and_all_memory_comes_back(
     images = simulation.policy._images
     assert not images._jobs
     assert simulation.arenas.patches.used == 0
-    assert images._store.requests == []
+    assert images._pinning == []
     # What stays is nobody's, and gives way to whoever comes.
-    assert images._store.pin(-1, 0, {b"all": simulation.arenas.embeddings.size - 64})
+    assert images._store.pin({b"all": simulation.arenas.embeddings.size - 64})

@@ -107,13 +107,12 @@ def asked(rid: int, stop: tuple[str, ...] = ()) -> Request:
 
 
 def step(tokens: list[tuple[int, int]], **fields: Any) -> StepOutput:
-    rows = [RowToken(n, token, **fields) for n, (_, token) in enumerate(tokens)]
-    return stepped([rid for rid, _ in tokens], rows)
+    return stepped([RowToken(rid, token, **fields) for rid, token in tokens])
 
 
-def stepped(rids: list[int], tokens: list[RowToken], **more: Any) -> StepOutput:
-    ended = [rid for rid, one in zip(rids, tokens, strict=True) if one.finish or one.error]
-    return output(rids=rids, tokens=tokens, ended=1.5, finished=ended, **more)
+def stepped(tokens: list[RowToken], **more: Any) -> StepOutput:
+    ended = [one.row for one in tokens if one.finish or one.error]
+    return output(tokens=tokens, ended=1.5, finished=ended, **more)
 
 
 async def test_a_prompt_is_submitted_with_its_settings(tokenizer: Tokenizer) -> None:
@@ -153,9 +152,9 @@ async def test_a_step_becomes_one_message_for_all_its_rows(tokenizer: Tokenizer)
 
 
 def round_of(rid: int, ids: list[int], *, finish: Any = None, logprob: Any = None) -> StepOutput:
-    tokens = [RowToken(0, token, logprob) for token in ids[:-1]]
-    tokens.append(RowToken(0, ids[-1], logprob, finish=finish))
-    return stepped([rid] * len(ids), tokens, rounds=[RowRound(rid, 9, len(ids))])
+    tokens = [RowToken(rid, token, logprob) for token in ids[:-1]]
+    tokens.append(RowToken(rid, ids[-1], logprob, finish=finish))
+    return stepped(tokens, rounds=[RowRound(rid, 9, len(ids))])
 
 
 async def test_the_tokens_of_a_round_are_one_delta(tokenizer: Tokenizer) -> None:
@@ -198,7 +197,7 @@ async def test_text_of_the_step_in_which_a_row_fails_comes_before_the_failure(
     async with harness(tokenizer) as made:
         made.mail.post(prepare(1))
         await made.scheduler.receive()
-        made.mail.post(stepped([1, 1], [RowToken(0, a), RowToken(0, -1, error="non_finite")]))
+        made.mail.post(stepped([RowToken(1, a), RowToken(1, -1, error="non_finite")]))
         deltas, failed = await made.door.receive(), await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert deltas.rows[0].text == "a"
@@ -434,11 +433,11 @@ async def test_the_ends_of_rows_are_passed_on_behind_their_tokens(tokenizer: Tok
             await made.scheduler.receive()
         made.mail.post(step([(1, a), (2, a)]))
         tokens = [
-            RowToken(0, a, finish="length"),
-            RowToken(1, a),
-            RowToken(2, -1, error="internal"),
+            RowToken(1, a, finish="length"),
+            RowToken(2, a),
+            RowToken(3, -1, error="internal"),
         ]
-        ended = stepped([1, 2, 3], tokens)
+        ended = stepped(tokens)
         made.mail.post(ended)
         told = await made.scheduler.receive()
         assert isinstance(told, StepOutput)
@@ -465,7 +464,7 @@ async def test_that_an_executor_died_is_heard_behind_all_it_told_and_nothing_mor
             made.mail.post(message)
         heard = [await made.scheduler.receive() for _ in range(4)]
         assert heard == [placed, ExecutorLost("it died"), another, again]
-        first = output(2, rids=[2], tokens=[RowToken(0, a)], ended=2.0, begun={2: 1.5})
+        first = output(2, tokens=[RowToken(2, a)], ended=2.0, begun={2: 1.5})
         made.mail.post(first)
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
@@ -478,10 +477,10 @@ async def test_of_a_step_the_scheduler_hears_what_is_not_tokens_alone(
     (a,) = tokenizer.encode("a")
     async with harness(tokenizer) as made:
         for changes in ({}, {"begun": {1: 0.1}}):
-            made.mail.post(stepped([1], [RowToken(0, a)], **changes))
+            made.mail.post(stepped([RowToken(1, a)], **changes))
         told = await made.scheduler.receive()
         assert isinstance(told, StepOutput)
-        assert (told.begun, told.rids) == ({1: 0.1}, [])
+        assert (told.begun, told.tokens) == ({1: 0.1}, [])
 
 
 async def test_a_client_that_has_gone_is_told_of_behind_all_that_it_asked(
@@ -500,7 +499,7 @@ async def test_what_the_prefix_cache_gave_is_told_beside_the_text(tokenizer: Tok
     async with harness(tokenizer) as made:
         made.mail.post(prepare(1))
         await made.scheduler.receive()
-        made.mail.post(stepped([1], [RowToken(0, a)], begun={1: 1.5}, cached={1: 32}))
+        made.mail.post(stepped([RowToken(1, a)], begun={1: 1.5}, cached={1: 32}))
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert deltas.cached == {1: 32}

@@ -145,7 +145,7 @@ def feed(
 ) -> list[RowDelta | Failed | None]:
     last = len(ids) - 1
     return [
-        streams.take(rid, RowToken(0, number, finish=finish if n == last else None))
+        streams.take(RowToken(rid, number, finish=finish if n == last else None))
         for n, number in enumerate(ids)
     ]
 
@@ -213,11 +213,11 @@ def test_an_end_token_is_no_text_even_with_a_spelling(tokenizer: Tokenizer) -> N
 def test_logprobs_are_passed_on_where_they_were_asked_for(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     streams.open(request(1))
-    token = RowToken(0, 5, -0.5, (TopLogprob(5, -0.5),))
-    answer = streams.take(1, token)
+    token = RowToken(1, 5, -0.5, (TopLogprob(5, -0.5),))
+    answer = streams.take(token)
     assert isinstance(answer, RowDelta)
     assert answer.logprobs == [token]
-    plain = streams.take(1, RowToken(0, 5))
+    plain = streams.take(RowToken(1, 5))
     assert isinstance(plain, RowDelta)
     assert plain.logprobs == []
 
@@ -225,7 +225,7 @@ def test_logprobs_are_passed_on_where_they_were_asked_for(tokenizer: Tokenizer) 
 def test_a_failed_token_fails_its_request(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     streams.open(request(1))
-    answer = streams.take(1, RowToken(0, -1, error="non_finite"))
+    answer = streams.take(RowToken(1, -1, error="non_finite"))
     assert answer == failed_with(1, "non_finite")
     assert "finite" in failed_with(1, "non_finite").message
     assert len(streams) == 0
@@ -236,7 +236,7 @@ def test_a_token_outside_the_vocabulary_is_an_error_of_its_row_alone(tokenizer: 
     streams.open(request(1))
     streams.open(request(2))
     with capture_logs() as logs:
-        answer = streams.take(1, RowToken(0, -7))
+        answer = streams.take(RowToken(1, -7))
     assert answer == failed_with(1, "internal")
     assert [entry["rid"] for entry in logs] == [1]
     assert len(streams) == 1
@@ -245,7 +245,7 @@ def test_a_token_outside_the_vocabulary_is_an_error_of_its_row_alone(tokenizer: 
 def test_unknown_requests_are_ignored(tokenizer: Tokenizer) -> None:
     streams = TextStreams(tokenizer)
     streams.drop(9)
-    assert streams.take(9, RowToken(0, 5)) is None
+    assert streams.take(RowToken(9, 5)) is None
 
 
 def test_an_empty_stop_string_is_refused(tokenizer: Tokenizer) -> None:

@@ -7,18 +7,22 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hearth.bench.contenders import worker
-from hearth.bench.contenders.contender import Contender, ContenderName, Job, open_contender
+from hearth.bench.contenders.contender import (
+    PACKAGES,
+    ContenderName,
+    Job,
+    missing,
+    open_contender,
+)
 from hearth.bench.contenders.floor import KERNELS, MemoryFloor, plain_passes, repeats
 from hearth.bench.contenders.gpu_floor import BLOCK, PIECE, SHAPES, SHARES, GPUFloor
 from hearth.bench.contenders.hearth_model import HearthModel
-from hearth.bench.contenders.worker import Worker, missing
+from hearth.bench.contenders.worker import Worker
 from hearth.runtime.device.cuda.compiler import kernel_source, load_compiler_api
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from tests.bench.running import hide
 
 
 @pytest.mark.parametrize(
@@ -33,9 +37,9 @@ def test_a_missing_library_is_named(
 ) -> None:
     monkeypatch.delitem(sys.modules, f"hearth.bench.contenders.{module}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError) as caught:
+    with pytest.raises(HearthError, match=f"{PACKAGES[library]} is not installed") as caught:
         open_contender(Job(contender=contender))
-    assert caught.value.name == library
+    assert (caught.value.code, caught.value.field) == ("unsupported_option", "case")
 
 
 def test_the_floor_needs_no_library() -> None:
@@ -230,15 +234,6 @@ def test_the_floor_is_stepped_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert len(floor.tokens) == 4
 
 
-def test_a_peer_that_is_not_installed_says_what_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hide(tmp_path, "llama_cpp", monkeypatch)
-    with pytest.raises(HearthError, match="or pip install llama-cpp-python") as caught:
-        Worker(Job(contender="llama_cpp"), tmp_path / "log").ready()
-    assert caught.value.code == "unsupported_option"
-
-
 def test_one_line_names_all_packages_that_are_missing() -> None:
     assert missing(["torch", "llama_cpp", "gguf"]) == (
         "torch, llama-cpp-python, gguf are not installed: make bench-env, or pip install "
@@ -269,9 +264,6 @@ def test_a_pause_is_not_timed(toy: Path, tmp_path: Path) -> None:
 def test_an_import_error_of_our_own_is_not_taken_for_a_missing_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Job) -> Contender:
-        raise ImportError(name="daemon.nothing")
-
-    monkeypatch.setattr(worker, "open_contender", fail)
+    monkeypatch.setitem(sys.modules, "hearth.bench.contenders.floor", None)
     with pytest.raises(ImportError):
-        worker._opened(Job(contender="floor"))
+        open_contender(Job(contender="floor"))

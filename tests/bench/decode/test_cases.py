@@ -10,7 +10,6 @@ from safetensors import safe_open
 from hearth.bench.decode import cases
 from hearth.bench.decode.cases import (
     CASES,
-    GPU_CASES,
     Artifacts,
     chosen_cases,
     engine_folder,
@@ -106,13 +105,6 @@ def test_the_shipped_model_is_read_where_it_lies(
     found = prepared(tmp_path, "tiny/fp32")
     assert found.source == quick_model
     assert json.loads((found.engine / "config.json").read_text())["max_supported_batch_size"] == 1
-
-
-def test_the_cases_are_two_models_at_two_batch_sizes() -> None:
-    names = ("b1", "b8", "b1/1000", "b8/1000")
-    assert list(GPU_CASES) == [f"{model}/{name}" for model in ("0.6b", "4b") for name in names]
-    assert (GPU_CASES["4b/b8"].batch, GPU_CASES["4b/b8"].context) == (8, 128)
-    assert (GPU_CASES["4b/b8/1000"].batch, GPU_CASES["4b/b8/1000"].context) == (8, 1000)
 
 
 def test_engines_are_exported_for_the_gpu_and_for_both_batches() -> None:

@@ -5,12 +5,10 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hearth.bench.__main__ import bench
 from hearth.bench.contenders.contender import Job
 from hearth.bench.decode import cases, command, contest, cpu
 from hearth.bench.decode.cases import (
@@ -38,15 +36,14 @@ from hearth.bench.decode.gpu_figures import (
 )
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.errors import HearthError
-from tests.bench.running import hide
+from tests.bench.running import hide, invoke, run
 
 LIBRARIES = ("torch", "transformers", "llama_cpp", "gguf")
 
 
 def decode(tmp_path: Path, *flags: str) -> tuple[int, dict[str, dict[str, object]], str]:
     arguments = ["decode", "--quick", "--threads", "1", "--cache", str(tmp_path / "cache"), *flags]
-    result = CliRunner().invoke(bench, [*arguments, "--json"], standalone_mode=False)
-    assert result.exception is None
+    result = invoke(*arguments, "--json")
     return result.return_value, json.loads(result.stdout.splitlines()[-1]), result.stderr
 
 
@@ -170,11 +167,9 @@ def test_the_command_prints_and_records_keys_of_engine_and_case(
 ) -> None:
     monkeypatch.setenv("BENCH_COMMIT", "abc")
     kept = faked / "figures" / "h200.json"
-    arguments = ["decode", "--device", "cuda", "--case", "4b/b1", "--case", "4b/b8", "--json"]
+    arguments = ["decode", "--device", "cuda", "--case", "4b/b1", "--case", "4b/b8"]
     arguments += ["--ready", f"ort-cuda/4b={faked}", "--cache", str(faked), "--record", str(kept)]
-    result = CliRunner().invoke(bench, arguments, standalone_mode=False)
-    assert result.exception is None
-    figures = json.loads(result.stdout.splitlines()[-1])
+    _, figures = run(*arguments)
     assert list(figures) == ["ort-cuda/4b/b1", "ort-cuda/4b/b8"]
     assert figures["ort-cuda/4b/b8"]["tokens_vs_batch_1"] == 8
     assert json.loads(kept.read_text())["figures"] == figures
@@ -183,15 +178,12 @@ def test_the_command_prints_and_records_keys_of_engine_and_case(
 def test_the_table_has_a_row_a_key(faked: Path) -> None:
     arguments = ["decode", "--device", "cuda", "--case", "0.6b/b1", "--cache", str(faked)]
     arguments += ["--ready", f"tensorrt/0.6b={faked}", "--engine", "tensorrt"]
-    result = CliRunner().invoke(bench, arguments, standalone_mode=False)
+    result = invoke(*arguments)
     assert result.stdout.splitlines()[-1].split()[:3] == ["tensorrt/0.6b/b1", "2", "50"]
 
 
 def test_without_any_engine_the_command_fails(faked: Path) -> None:
-    arguments = ["decode", "--device", "cuda", "--cache", str(faked), "--json"]
-    result = CliRunner().invoke(bench, arguments, standalone_mode=False)
-    assert result.return_value == 1
-    assert json.loads(result.stdout.splitlines()[-1]) == {}
+    assert run("decode", "--device", "cuda", "--cache", str(faked)) == (1, {})
 
 
 @pytest.mark.parametrize(
@@ -205,9 +197,8 @@ def test_without_any_engine_the_command_fails(faked: Path) -> None:
     ],
 )
 def test_what_is_for_another_device_is_refused(arguments: list[str], words: str) -> None:
-    result = CliRunner().invoke(bench, ["decode", *arguments], standalone_mode=False)
-    assert isinstance(result.exception, click.UsageError)
-    assert words in result.exception.format_message()
+    with pytest.raises(click.UsageError, match=words):
+        invoke("decode", *arguments)
 
 
 @pytest.fixture
@@ -224,10 +215,9 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_without_a_gpu_no_model_is_made(without_a_gpu: list[str], tmp_path: Path) -> None:
-    arguments = ["decode", "--device", "cuda", "--cache", str(tmp_path / "cache")]
-    result = CliRunner().invoke(bench, arguments, standalone_mode=False)
-    assert isinstance(result.exception, HearthError)
-    assert result.exception.code == "engine_incompatible"
+    with pytest.raises(HearthError) as caught:
+        invoke("decode", "--device", "cuda", "--cache", str(tmp_path / "cache"))
+    assert caught.value.code == "engine_incompatible"
     assert without_a_gpu == []
     assert not (tmp_path / "cache").exists()
 
@@ -257,9 +247,9 @@ def test_a_model_that_is_absent_is_told_before_others_are_made(
     monkeypatch.setattr(cases, "SOURCE", tmp_path / "home")
     cache = tmp_path / "cache"
     words = ["decode", "--case", "0.6b/fp32", "--case", "tiny/fp32", "--cache", str(cache)]
-    result = CliRunner().invoke(bench, words, standalone_mode=False)
-    assert isinstance(result.exception, HearthError)
-    assert result.exception.code == "engine_missing"
+    with pytest.raises(HearthError) as caught:
+        invoke(*words)
+    assert caught.value.code == "engine_missing"
     assert not cache.exists()
 
 

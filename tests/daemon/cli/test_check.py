@@ -9,16 +9,15 @@ from msgspec import structs
 from hearth.daemon.check import inspect_engine, with_answer
 from hearth.daemon.cli.check import _rows, check
 from hearth.daemon.cli.errors import Failure
-from hearth.daemon.cli.export import export
+from hearth.daemon.cli.export import export, weights
 from hearth.daemon.cli.generate import generate
-from hearth.daemon.cli.weights import weights
 from hearth.daemon.configuration.settings import Settings, settings_of
 from hearth.daemon.kernel_cache import KernelCache, Target
 from hearth.runtime.config import load_config
 from hearth.runtime.engine_folder import ANSWER_FILE, record_files, write_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.daemon.test_engine_settings import GPU, GPU_PLAN
 from tests.references import reference_folder
 from tests.runtime.weights.external_models import needs_other_weights

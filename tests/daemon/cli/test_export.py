@@ -18,11 +18,11 @@ from hearth.runtime.config import LLMEngineRunnerConfig, load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import DraftOptions, ExportOptions
 from hearth.runtime.export.draft_config import check_draft_options, resolve_tree
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import PlanOptions
 from hearth.runtime.generation.deployment import load_deployment, resolve_deployment
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.vision_config import load_vision_config
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 from tests.eagle_models import write_draft
 from tests.runtime.engine_configs import draft_config, small_config
 from tests.runtime.export.hugging_face import change_tensors, copy_model
@@ -223,9 +223,7 @@ def no_export(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(*arguments: str) -> ExportOptions:
     with pytest.raises(Asked) as raised:
-        CliRunner().invoke(
-            export, ["home", "b", *arguments], standalone_mode=False, catch_exceptions=False
-        )
+        run("home", "b", *arguments)
     options: ExportOptions = raised.value.args[0]
     return options
 
@@ -265,16 +263,14 @@ def test_kernels_are_for_a_gpu_in_sixteen_bits() -> None:
 def test_kernels_refuse_what_is_for_another_engine(
     asking: tuple[str, ...], given: tuple[str, ...]
 ) -> None:
-    arguments = ["a", "b", *asking, *given]
     with pytest.raises(click.UsageError):
-        CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+        run("a", "b", *asking, *given)
 
 
 @pytest.mark.usefixtures("no_export")
 def test_kernels_do_not_run_on_the_cpu() -> None:
-    arguments = ["a", "b", "--backend", "kernels", "--device", "cpu"]
     with pytest.raises(click.UsageError, match="choose device cuda"):
-        CliRunner().invoke(export, arguments, standalone_mode=False, catch_exceptions=False)
+        run("a", "b", "--backend", "kernels", "--device", "cpu")
 
 
 @pytest.mark.usefixtures("no_export")
@@ -332,8 +328,7 @@ def test_every_option_reaches_the_builder() -> None:
 )
 def test_an_option_of_plans_alone_is_refused_without_one(option: tuple[str, ...]) -> None:
     with pytest.raises(click.UsageError, match=f"{option[0]} is for --backend tensorrt"):
-        CliRunner().invoke(export, ["a", "b", *option], standalone_mode=False,
-                           catch_exceptions=False)  # fmt: skip
+        run("a", "b", *option)
 
 
 BASE = structs.replace(

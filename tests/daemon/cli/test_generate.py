@@ -283,11 +283,8 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def answers(engine: Path, *arguments: str) -> list[dict[str, Any]]:
-    asked = [str(engine), "--chat", "--max-tokens", "4", "--ignore-eos", "--json", *arguments]
-    result = CliRunner().invoke(generate, asked, standalone_mode=False)
-    if result.exception:
-        raise result.exception
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    asked = (str(engine), "--chat", "--max-tokens", "4", "--ignore-eos", "--json")
+    return lines(run(*asked, *arguments))
 
 
 def test_what_is_seen_changes_what_is_said(seeing: Path, pictures: list[str]) -> None:
@@ -325,6 +322,5 @@ def test_a_model_that_sees_nothing_says_so(tiny_engine: Path, pictures: list[str
 
 
 def test_images_need_a_template(tiny_engine: Path, pictures: list[str]) -> None:
-    asked = [str(tiny_engine), "--prompt", "x", "--image", pictures[0]]
-    result = CliRunner().invoke(generate, asked, standalone_mode=False)
-    assert isinstance(result.exception, click.UsageError)
+    with pytest.raises(click.UsageError):
+        run(str(tiny_engine), "--prompt", "x", "--image", pictures[0])

@@ -11,10 +11,10 @@ from PIL import Image
 from hearth.daemon.cli.image_files import encode_files
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
 from hearth.runtime.text import Tokenizer
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.runtime.image_processing.photographs import draw
 from tests.vision_models import FAMILIES, Family, write_vision_model
 

@@ -17,7 +17,6 @@ from msgspec import structs
 
 from hearth.daemon.cli import adapter as adapter_module
 from hearth.daemon.cli import clients
-from hearth.daemon.cli import reload as reload_module
 from hearth.daemon.cli import status as module
 from hearth.daemon.cli.clients import connected, daemon_address, explained
 from hearth.daemon.cli.errors import Failure
@@ -349,14 +348,14 @@ def test_the_outcome_is_said(
         assert (request, kind, socket) == (Reload(), Reloaded, "/h.sock")
         return answer
 
-    monkeypatch.setattr(reload_module, "ask", ask)
-    result = CliRunner().invoke(reload_module.reload, ["--socket", "/h.sock"])
+    monkeypatch.setattr(module, "ask", ask)
+    result = CliRunner().invoke(module.reload, ["--socket", "/h.sock"])
     assert (result.exit_code, result.output.splitlines()) == (0, lines)
 
 
 def test_programs_get_it_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reload_module, "ask", lambda *_: Reloaded(["hold_s"], ["threads"]))
-    told = json.loads(CliRunner().invoke(reload_module.reload, ["--json"]).output)
+    monkeypatch.setattr(module, "ask", lambda *_: Reloaded(["hold_s"], ["threads"]))
+    told = json.loads(CliRunner().invoke(module.reload, ["--json"]).output)
     assert (told["changed"], told["needs_restart"]) == (["hold_s"], ["threads"])
 
 
@@ -364,8 +363,8 @@ def test_what_is_refused_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: object) -> Reloaded:
         raise HearthError("invalid_value", "hearth.toml, clients: 0 is not allowed", "clients")
 
-    monkeypatch.setattr(reload_module, "ask", ask)
-    result = CliRunner().invoke(reload_module.reload, ["--socket", "/h.sock"])
+    monkeypatch.setattr(module, "ask", ask)
+    result = CliRunner().invoke(module.reload, ["--socket", "/h.sock"])
     assert isinstance(result.exception, HearthError)
     assert result.exit_code == 1
 

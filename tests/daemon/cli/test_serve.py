@@ -14,10 +14,9 @@ from hearth.daemon.cli import serve as module
 from hearth.daemon.cli.install import install, uninstall
 from hearth.daemon.cli.options import settings_from, settings_options
 from hearth.daemon.cli.serve import serve
-from hearth.daemon.configuration.load import OLD_NAMES
 from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings, flag_of, variable_of
 from hearth.daemon.exit_codes import CONFIGURATION
-from hearth.daemon.install import manager
+from hearth.daemon.install import place
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.service_state import words
 from hearth.runtime.errors import HearthError
@@ -154,15 +153,6 @@ def given(*arguments: str) -> Settings:
     return found[0]
 
 
-def test_every_setting_has_a_flag() -> None:
-    @click.command()
-    @settings_options()
-    def command(**_flags: Any) -> None: ...
-
-    flags = {option for parameter in command.params for option in parameter.opts}
-    assert {flag_of(name) for name in (*SETTINGS, *OLD_NAMES)} | {"--config"} == flags
-
-
 def test_flags_reach_the_settings(tmp_path: Path) -> None:
     path = tmp_path / "h.toml"
     path.write_text("verify = false\nthreads = 3\nspin = true")
@@ -218,7 +208,7 @@ def test_without_a_manager_it_says_what_is_done_and_how_to_go_on(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    monkeypatch.setattr(manager, "runs", lambda *_, **__: False)
+    monkeypatch.setattr(place, "manager_runs", lambda *_, **__: False)
     said = CliRunner().invoke(install, ["--user"])
     assert said.exit_code == 1
     assert (tmp_path / ".config/systemd/user/hearth.service").is_file()

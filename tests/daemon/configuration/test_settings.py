@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hearth.daemon.configuration.load import OLD_NAMES, load_settings
+from hearth.daemon.configuration.load import (
+    OLD_NAMES,
+    environment_source,
+    file_source,
+    flag_source,
+    load_settings,
+)
 from hearth.daemon.configuration.settings import (
     SETTINGS,
     Settings,
@@ -16,7 +22,6 @@ from hearth.daemon.configuration.settings import (
     settings_of,
     variable_of,
 )
-from hearth.daemon.configuration.sources import environment_source, file_source, flag_source
 from hearth.daemon.configuration.words import allowed, shown
 from hearth.runtime.errors import HearthError
 from hearth.runtime.options import EagleDraftingConfig, check_speculation

@@ -17,7 +17,7 @@ from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped import VISION
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
-from tests.daemon.conftest import REFERENCE
+from tests.conftest import REFERENCE
 
 
 @pytest.fixture

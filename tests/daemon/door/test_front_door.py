@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -147,25 +146,6 @@ def test_cancel_ends_at_once_and_nobody_cancels_for_others(door: Harness) -> Non
         assert hear(first)["t"] == "leased"
     (rid,) = [prepare.rid for prepare in door.actors.prepared]
     until(lambda: door.actors.cancelled == [rid] and door.actors.control_cancelled == [rid])
-
-
-def test_cancels_at_random_moments_leave_one_terminal_answer_each(door: Harness) -> None:
-    chance = random.Random(5)
-    with raw_client(door.path) as client:
-        greet(client)
-        for number in range(60):
-            say(client, {"t": "generate", "id": str(number), "prompt": "count", "max_tokens": 5})
-            time.sleep(chance.random() * 0.008)
-            say(client, {"t": "cancel", "id": str(number - chance.randrange(2))})
-        say(client, {"t": "lease"})
-        ends: dict[str, int] = {}
-        until(lambda: door.on_loop(lambda: door.door.open_requests) == 0)
-        while client.poll(200):
-            answer = hear(client)
-            assert ends.get(answer.get("id", ""), 0) == 0, "an answer after the end"
-            if answer["t"] in ("done", "error"):
-                ends[answer["id"]] = ends.get(answer["id"], 0) + 1
-    assert ends == {str(number): 1 for number in range(60)}
 
 
 def test_a_client_that_leaves_gives_its_place_free_at_once() -> None:

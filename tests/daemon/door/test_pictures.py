@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -341,10 +342,13 @@ def test_requests_that_end_before_their_pictures_are_taken_hold_nothing(door: Ha
     def ask_and_cancel() -> int:
         requests, number = door.door._requests, door.door.sessions.all()[0].connection
         ask, cancel = (msgspec.msgpack.encode(one) for one in (request_with("hang", 1), CANCEL))
+        sent = []
         for _ in range(100):
-            requests.handle(Received(number, False, ask, 2, [memoryview(bytes(100))]))
+            picture = memoryview(bytes(100))
+            sent.append(weakref.ref(picture))
+            requests.handle(Received(number, False, ask, 2, [picture]))
             requests.handle(Received(number, False, cancel, 1))
-        return len(requests._filling)
+        return sum(one() is not None for one in sent)
 
     with raw_client(door.path) as client:
         greet(client)

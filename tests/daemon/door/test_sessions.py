@@ -192,15 +192,21 @@ def done(request_id: str) -> Done:
     return Done(id=request_id, reason="stop", usage=Usage(prompt_tokens=1, completion_tokens=1))
 
 
+def asked(*ids: str) -> list[OpenRequest]:
+    sessions = make(requests=len(ids))
+    session = sessions.greet(1, "one", 10.0, 0.0)
+    return [sessions.admit(session, one, "generate", 0.0, None) for one in ids]
+
+
 def test_deltas_of_one_request_grow_into_one() -> None:
-    outbox = Outbox()
+    outbox, (first, other) = Outbox(), asked("a", "b")
     outbox.add(Accepted(id="a", prompt_tokens=3), now=1.0)
-    assert not outbox.merge(delta("a", 0))
-    outbox.add(delta("a", 0, "one"), now=2.0)
-    outbox.add(delta("b", 0, "other"), now=3.0)
+    assert not outbox.merge(first, delta("a", 0))
+    outbox.add(delta("a", 0, "one"), 2.0, first)
+    outbox.add(delta("b", 0, "other"), 3.0, other)
     log = [TokenLogprob(logprob=-1.0)]
     more = Delta(id="a", seq=0, text=" two", tokens=[7, 8], logprobs=log, ended=9.0)
-    assert outbox.merge(more)
+    assert outbox.merge(first, more)
     outbox.add(done("a"), now=4.0)
     assert outbox.blocked_since == 1.0
     sent: list[Answer] = []
@@ -216,20 +222,21 @@ def test_deltas_of_one_request_grow_into_one() -> None:
 
 
 def test_a_delta_that_was_sent_grows_no_more() -> None:
-    outbox = Outbox()
-    outbox.add(delta("a", 0), 0.0)
+    outbox, (request,) = Outbox(), asked("a")
+    outbox.add(delta("a", 0), 0.0, request)
     assert outbox.bytes == 320 + 1 + 40
     outbox.sent(0.0)
-    assert not outbox.merge(delta("a", 1))
+    assert not outbox.merge(request, delta("a", 1))
     assert outbox.bytes == 0
 
 
 def test_a_failed_request_leaves_only_its_own_delta() -> None:
-    outbox = Outbox()
-    outbox.add(delta("a", 0), 0.0)
-    outbox.add(delta("b", 0), 0.0)
-    outbox.withdraw("a")
-    outbox.withdraw("unknown")
+    outbox, (first, other, third) = Outbox(), asked("a", "b", "c")
+    outbox.add(delta("a", 0), 0.0, first)
+    outbox.add(delta("b", 0), 0.0, other)
+    outbox.withdraw(first)
+    outbox.withdraw(third)
+    assert not outbox.merge(first, delta("a", 1))
     head = outbox.head()
     assert isinstance(head, Delta)
     assert head.id == "b"
@@ -237,13 +244,13 @@ def test_a_failed_request_leaves_only_its_own_delta() -> None:
 
 
 def test_a_reply_under_a_used_id_does_not_grow_the_one_before() -> None:
-    outbox = Outbox()
-    outbox.add(delta("a", 0, "old"), 0.0)
+    outbox, (before,), (after,) = Outbox(), asked("a"), asked("a")
+    outbox.add(delta("a", 0, "old"), 0.0, before)
     outbox.add(done("a"), 0.0)
     assert outbox.bytes > 0, "an answer counts, whether its request goes on or not"
-    assert not outbox.merge(delta("a", 0, "new"))
-    outbox.add(delta("a", 0, "new"), 0.0)
-    assert outbox.merge(delta("a", 1, "er"))
+    assert not outbox.merge(after, delta("a", 0, "new"))
+    outbox.add(delta("a", 0, "new"), 0.0, after)
+    assert outbox.merge(after, delta("a", 1, "er"))
     texts = []
     while (head := outbox.head()) is not None:
         texts.append(head.text if isinstance(head, Delta) else "done")
@@ -270,7 +277,7 @@ def test_conversions_are_counted_until_they_are_sent() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
 def test_no_token_is_lost_doubled_or_reordered(steps: list[tuple[str, bool]]) -> None:
-    outbox = Outbox()
+    outbox, requests = Outbox(), dict(zip("abc", asked(*"abc"), strict=True))
     pushed: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     received: dict[str, list[int]] = {"a": [], "b": [], "c": []}
 
@@ -283,8 +290,8 @@ def test_no_token_is_lost_doubled_or_reordered(steps: list[tuple[str, bool]]) ->
     for token, (request_id, reads) in enumerate(steps):
         pushed[request_id].append(token)
         new = Delta(id=request_id, seq=0, text="", tokens=[token])
-        if not outbox.merge(new):
-            outbox.add(new, 0.0)
+        if not outbox.merge(requests[request_id], new):
+            outbox.add(new, 0.0, requests[request_id])
         assert len(outbox) <= 3
         if reads:
             take()
@@ -295,11 +302,12 @@ def test_no_token_is_lost_doubled_or_reordered(steps: list[tuple[str, bool]]) ->
 
 
 def test_the_delta_of_an_earlier_request_that_looks_the_same_stays() -> None:
-    outbox = Outbox()
+    outbox, (before,), (after,) = Outbox(), asked("a"), asked("a")
     first, second = delta("a", 0), delta("a", 0)
-    for answer in (first, done("a"), second):
-        outbox.add(answer, now=1.0)
-    outbox.withdraw("a")
+    outbox.add(first, 1.0, before)
+    outbox.add(done("a"), 1.0)
+    outbox.add(second, 1.0, after)
+    outbox.withdraw(after)
     assert outbox.head() is first
     assert len(outbox) == 2
 
@@ -349,14 +357,14 @@ KINDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_waits_is_counted_as_it_lies_in_memory(kind: str) -> None:
-    outbox = Outbox()
+    outbox, (request,) = Outbox(), asked("a")
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(1000):
             answer = KINDS[kind](1000 * number)
-            if not (isinstance(answer, Delta) and outbox.merge(answer)):
-                outbox.add(answer, 0.0)
+            if not (isinstance(answer, Delta) and outbox.merge(request, answer)):
+                outbox.add(answer, 0.0, request if isinstance(answer, Delta) else None)
         held = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()

@@ -506,17 +506,6 @@ def test_random_bytes_and_half_open_connections_do_no_harm() -> None:
         assert "internal_errors" not in door.totals()
 
 
-def test_garbage_through_a_real_connection_is_always_answered(door: Harness) -> None:
-    chance = random.Random(9)
-    with raw_client(door.path) as client:
-        greet(client)
-        for _ in range(300):
-            say(client, chance.randbytes(chance.randrange(1, 60)))
-            assert hear(client)["t"] == "error"
-        assert greet(client)["t"] == "welcome"
-        assert door.totals()["refused"] == 300
-
-
 def test_a_fault_of_ours_ends_one_message_and_not_the_service(
     door: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,18 +11,19 @@ import pytest
 from hearth.daemon.configuration.load import load_settings
 from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings
 from hearth.daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
-from hearth.daemon.install import reach
+from hearth.daemon.install import service
 from hearth.daemon.install.files import MARK, filled, sources
 from hearth.daemon.install.place import Place
-from hearth.daemon.install.reach import (
+from hearth.daemon.install.service import (
     HIDDEN,
     check_name,
     check_place,
     check_reach,
+    install,
     own_command,
     own_parts,
+    uninstall,
 )
-from hearth.daemon.install.service import install, uninstall
 from hearth.runtime.errors import HearthError
 
 HEARTH = Path("/opt/hearth/bin/hearth")
@@ -205,7 +206,7 @@ def test_an_environment_out_of_reach_is_refused_before_anything_is_laid(
 ) -> None:
     command = tmp_path / "hearth"
     command.touch(mode=0o755)
-    monkeypatch.setattr(reach, "own_command", lambda: command)
+    monkeypatch.setattr(service, "own_command", lambda: command)
     with pytest.raises(HearthError, match=r"cannot use .* is hidden from it"):
         install(image, None, jetson=False)
     with pytest.raises(HearthError, match="hidden"):
@@ -224,7 +225,7 @@ def test_a_user_s_own_service(own: Place, tmp_path: Path) -> None:
     laid = install(own, None, jetson=None)
     units = tmp_path / ".config" / "systemd" / "user"
     assert sorted(laid.written) == [units / "hearth.service", units / "hearth.socket"]
-    assert f"ExecStart={reach.own_command()} serve" in (units / "hearth.service").read_text()
+    assert f"ExecStart={own_command()} serve" in (units / "hearth.service").read_text()
     assert (laid.announced, said(own)[0]) == (True, "--user daemon-reload")
     assert laid.next_step == "systemctl --user enable --now hearth.service"
     assert own.socket == f"{tmp_path}/run/hearth/hearth.sock"

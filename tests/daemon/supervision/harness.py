@@ -28,8 +28,8 @@ from hearth.actors.messages import (
 )
 from hearth.actors.scheduler.actor import open_scheduler
 from hearth.actors.supervisor_messages import ActorReady, ExecutorMetrics, SupervisorMessage
-from hearth.daemon.actor_plans import executor_plan, executor_ready
 from hearth.daemon.configuration.settings import Settings, settings_of
+from hearth.daemon.engine_settings import executor_plan, executor_ready
 from hearth.daemon.supervision.restart_policy import SupervisionSettings
 from hearth.daemon.supervision.supervisor import Listeners, Supervisor
 from hearth.runtime.engine_folder import write_config
@@ -143,14 +143,17 @@ class Harness:
                 ends.update(dict.fromkeys(message.rids, message.code))
             elif isinstance(message, StepOutput):
                 ends.update({rid: one.code for one in message.failed for rid in one.rids})
-                for rid, token in zip(message.rids, message.tokens, strict=True):
+                for token in message.tokens:
                     if token.finish is not None:
-                        assert rid not in ends
-                        ends[rid] = token.finish
+                        assert token.row not in ends
+                        ends[token.row] = token.finish
         return ends
 
     async def until_running(self, rid: int) -> None:
-        while not (isinstance(message := await self.hear(), StepOutput) and rid in message.rids):
+        while not (
+            isinstance(message := await self.hear(), StepOutput)
+            and rid in [token.row for token in message.tokens]
+        ):
             pass
 
     async def freeze_executor(self, tokens: int) -> int:

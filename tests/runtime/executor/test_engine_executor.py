@@ -7,12 +7,10 @@ from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.device import HostStream
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor import engine_executor
-from hearth.runtime.executor.engine import BindingSnapshot, EngineOptions
+from hearth.runtime.executor.engine import BindingSnapshot, EngineOptions, GraphCache
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.executor.graph_cache import GraphCache
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.tensors.dims import InferenceDims
-from hearth.runtime.tensors.profiles import Profile
+from hearth.runtime.tensors.profiles import InferenceDims, Profile
 from hearth.runtime.tensors.tensor import Tensor, TensorMap
 from tests.runtime.executor.fake_engine import (
     FLOAT,

@@ -11,7 +11,13 @@ from msgspec import structs
 
 from hearth.runtime.device.device import HostStream
 from hearth.runtime.errors import HearthError
-from hearth.runtime.executor.engine import Binding, EngineOptions, Initializers, IOTensor
+from hearth.runtime.executor.engine import (
+    Binding,
+    EngineOptions,
+    Initializers,
+    IOTensor,
+    physical_cores,
+)
 from hearth.runtime.executor.engine_executor import check_bindings, check_known
 from hearth.runtime.executor.onnx_engine import (
     BOUNDED_SPIN_SINCE,
@@ -21,7 +27,6 @@ from hearth.runtime.executor.onnx_engine import (
     session_options,
 )
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.executor.threads import physical_cores
 from hearth.runtime.tensors.registry import TensorRegistry, TensorSpec
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.executor.fake_engine import host_binding

@@ -14,7 +14,7 @@ from hearth.runtime.executor.simulated_engine import (
     simulated_config,
     simulated_next_tokens,
 )
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import build_registry_for_llm
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.executor.fake_engine import host_binding

@@ -17,10 +17,9 @@ from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.engine_files import engine_config
 from hearth.runtime.export.layout import EMBEDDING, HEAD
 from hearth.runtime.export.model_config import load_model_config
-from hearth.runtime.export.options import Dialect, check_options
+from hearth.runtime.export.options import Dialect, PlanOptions, check_options
+from hearth.runtime.export.reference_pass import RoundedWeights
 from hearth.runtime.export.reference_pass import reference_logits as computed_logits
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.weights.weights_file import load_layout
 from tests.references import NAMES, ReferenceRow, reference_folder, reference_logits, split_rows
 from tests.references import reference_logits as stored_logits

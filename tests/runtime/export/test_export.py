@@ -37,7 +37,7 @@ from hearth.runtime.export.options import (
     resolve_chunk,
     resolve_dialect,
 )
-from hearth.runtime.rope import rope_tables
+from hearth.runtime.export.reference_pass import rope_tables
 from hearth.runtime.runner.engine_tables import read_shapes
 from tests.references import reference_folder
 from tests.runtime.export.hugging_face import Tensors, change_tensors, copy_model

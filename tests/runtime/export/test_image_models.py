@@ -23,10 +23,8 @@ from hearth.runtime.export.layout import EMBEDDING, check_tensors
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
 from hearth.runtime.export.onnx_files import write_onnx
 from hearth.runtime.export.options import Dialect
-from hearth.runtime.export.reference_pass import decode
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights, decode, rope_tables
 from hearth.runtime.export.weights import Weights
-from hearth.runtime.rope import rope_tables
 from hearth.runtime.vision_config import VISION_CONFIG_FILE, VISION_FOLDER, VisionConfig
 from tests.references import reference_folder, reference_logits
 from tests.references.images import image_rows, live_logits, rotary_rows, stored_logits

@@ -32,17 +32,16 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.export import DraftOptions, ExportOptions, export_model
 from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.draft_config import open_draft
-from hearth.runtime.export.export import gpu_dtype
+from hearth.runtime.export.export import export_weights, gpu_dtype
 from hearth.runtime.export.layout import EMBEDDING
 from hearth.runtime.export.options import TargetType
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.reference_pass import RoundedWeights
+from hearth.runtime.export.weights import Kind, Quantised, unpack, widen
 from hearth.runtime.known_answer import load_answer
 from hearth.runtime.memory.sizes import projection_bytes
 from hearth.runtime.tensors.tensor import Tensor, TensorMap, numpy_dtype
 from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config
 from hearth.runtime.weights.external_weight_manager import ExternalWeightManager, answer_of
-from hearth.runtime.weights.quantised import Kind, Quantised, unpack, widen
 from hearth.runtime.weights.weights_file import WeightLayout, load_layout
 from tests.eagle_models import write_draft
 from tests.references import reference_folder

@@ -20,8 +20,7 @@ from hearth.runtime.export.known_answer import (
     unquantised,
 )
 from hearth.runtime.export.model_config import load_model_config
-from hearth.runtime.export.reference_pass import reference_logits
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights, reference_logits
 from hearth.runtime.known_answer import KnownAnswer, load_answer
 from tests.references import NAMES, reference_folder
 from tests.references import reference_logits as stored_logits

@@ -18,8 +18,7 @@ from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.engine_files import engine_config
 from hearth.runtime.export.model_config import load_model_config
 from hearth.runtime.export.options import Dialect, resolve_dialect
-from hearth.runtime.export.reference_pass import reference_logits
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights, reference_logits
 from tests.low_rank_models import AdaptedWeights, Adapter, engine_inputs, merge, random_adapter
 from tests.references import reference_folder
 from tests.references import reference_logits as stored_rows

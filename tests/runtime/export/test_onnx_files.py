@@ -27,8 +27,13 @@ from hearth.runtime.export.layout import (
 )
 from hearth.runtime.export.model_config import load_model_config
 from hearth.runtime.export.options import resolve_dialect
-from hearth.runtime.export.progress import ProgressCounter
-from hearth.runtime.export.writer import ALIGNMENT, DataFile, TensorPieces, write_safetensors
+from hearth.runtime.export.writer import (
+    ALIGNMENT,
+    DataFile,
+    ProgressCounter,
+    TensorPieces,
+    write_safetensors,
+)
 from tests.references import NAMES, reference_folder
 from tests.runtime.conftest import EngineFolders
 from tests.runtime.export.graph_driver import GraphDriver

@@ -14,14 +14,13 @@ from hearth.runtime.export.checkpoint import Checkpoint
 from hearth.runtime.export.image_families import text_name
 from hearth.runtime.export.layout import EMBEDDING
 from hearth.runtime.export.model_config import ModelConfig, load_model_config
-from hearth.runtime.export.reference_pass import decode
-from hearth.runtime.export.rounded_weights import RoundedWeights
+from hearth.runtime.export.reference_pass import RoundedWeights, decode
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.image_processing.positions import row_positions
 from hearth.runtime.images import EmbeddedImage, ImageSpan
 from hearth.runtime.request import RequestOptions, RowRequest, RowToken
 from hearth.runtime.tensors.tensor import numpy_dtype
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.references.images import rotary_rows
 from tests.vision_models import TEXT, Family
 

@@ -39,8 +39,8 @@ class _Script(FakeRuntime):
     def active(self) -> bool:
         return self._played < self._length
 
-    def admit(self, rows: Sequence[RowRequest]) -> list[int]:
-        return list(range(len(rows)))
+    def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
+        return list(numbers or range(len(rows)))
 
     def step(self) -> StepResult:
         tokens = next(self._script)

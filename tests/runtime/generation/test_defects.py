@@ -15,6 +15,7 @@ from hearth.runtime.device.device import AcceptedPath
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation import speculative
 from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from tests.runtime.arrangements import new_row
 from tests.runtime.generation.test_speculative import CONFIG, NODES, drain, expected, make, row
 
 CAUGHT_BY = {
@@ -115,10 +116,8 @@ def test_sampling_that_is_forced_greedy_is_caught(monkeypatch: pytest.MonkeyPatc
 
     def reorder_greedy(sampler: CpuBatchSampler, reorder: BatchReorder) -> None:
         assignments = [
-            assignment._replace(
-                request=structs.replace(assignment.request, options=RequestOptions())
-            )
-            for assignment in reorder.assignments
+            new_row(place, structs.replace(row.request, options=RequestOptions()))
+            for place, row in reorder.assignments
         ]
         original(sampler, reorder._replace(assignments=assignments))
 

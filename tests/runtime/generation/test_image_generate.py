@@ -10,10 +10,10 @@ from msgspec import structs
 
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddedImage, ImageSpan
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.vision_models import FAMILIES, Family, write_vision_model
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

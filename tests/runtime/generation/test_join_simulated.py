@@ -29,7 +29,6 @@ from hearth.runtime.executor.simulated_engine import SimulatedEngine, simulated_
 from hearth.runtime.generation.deployment import DeploymentConfig
 from hearth.runtime.generation.prefill_budget import PrefillBudget
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.image_processing.positions import row_positions
 from hearth.runtime.images import EmbeddedImage, ImageSpan
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager
@@ -41,6 +40,7 @@ from hearth.runtime.runner.bindings import StepBindings
 from hearth.runtime.sampling import sample_rows
 from hearth.runtime.sampling.row_sampler import RowSampler
 from hearth.runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.runtime.generation.schedules.alone import Alone, Voice, judge
 from tests.runtime.generation.schedules.schedule import Bounds, Choices, draw_schedule
 from tests.runtime.generation.schedules.trial import (
@@ -463,8 +463,8 @@ def a_failed_row_leaves_its_numbers(*args: Any) -> list[DirtySlots]:
     return [stale for stale in _stale(*args) if stale.begin]
 
 
-def a_released_row_forgets_a_token(context: DecodingInferenceContext, number: int) -> Any:
-    return (_release(context, number) or [])[:-1]
+def a_released_row_forgets_a_token(context: DecodingInferenceContext, *asked: Any) -> Any:
+    return (_release(context, *asked) or [])[:-1]
 
 
 FAULTS: dict[Callable[..., Any], tuple[Any, str]] = {

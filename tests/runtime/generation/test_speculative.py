@@ -28,8 +28,8 @@ from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.reference.token_trees import NO_NODE
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest, RowRound
 from hearth.runtime.speculation.eagle import EagleProposer
-from hearth.runtime.speculation.lookup_proposer import LookupProposer
 from hearth.runtime.speculation.policy import SpeculationPolicy
+from hearth.runtime.speculation.proposer import LookupProposer
 from tests.runtime.export.trees import export_with_draft
 
 NODES = 5

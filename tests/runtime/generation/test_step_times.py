@@ -1,12 +1,16 @@
 """Steps on a device of `step_s` and a host that queues one in `host_s`; budgets of prefill."""
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hearth.runtime.ewma import Ewma
 from hearth.runtime.generation.prefill_budget import LEAST_TOKENS, Chunk, PrefillBudget, Prompt
-from hearth.runtime.generation.step_times import QueueTime, StageMetrics
+from hearth.runtime.generation.step_times import QueueTime, StageMetrics, StepTimes
+from hearth.runtime.request import RowToken
+from tests.runtime.arrangements import new_row
 
 
 def step_times(
@@ -48,6 +52,24 @@ def test_the_next_step_is_queued_shortly_before_the_end() -> None:
     assert queueing.behind(0.0001) == pytest.approx(0.0035)
     assert queueing.behind(0.001) == pytest.approx(0.002)
     assert queueing.behind(0.003) == 0.0
+
+
+def test_each_row_pays_for_the_prefill_of_its_own_time() -> None:
+    times, rows = StepTimes(), [new_row(number)[1] for number in (5, 3, 9)]
+    first, second, third = rows
+    times.admitted([first])
+    times.prefill.record(8, 0.5)
+    assert first.paid_from == inf
+    second.reused = third.reused = 32
+    assert times.begun(rows, [RowToken(5, 1)]) == ({5: first.placed}, {})
+    times.generation.record(1, 0.25)
+    times.admitted([second, third])
+    times.prefill.record(8, 0.125)
+    # What the others pay for meanwhile is no debt of the first.
+    tokens = [RowToken(3, 1), RowToken(9, -1, error="non_finite")]
+    assert times.begun(rows, tokens) == ({3: second.placed, 9: third.placed}, {3: 32})
+    assert (first.paid_from, second.paid_from) == (0.5, 0.375)
+    assert first.placed <= second.placed == third.placed
 
 
 CHUNK, CAPACITY = 256, 2048

@@ -28,7 +28,7 @@ from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.image_merge import ImagePiece
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.sampling import RowSampler, Sample, sample_rows
+from hearth.runtime.sampling import RowSampler, sample_rows
 from hearth.runtime.speculation.eagle import EagleProposer
 from hearth.runtime.tensors import lora
 from hearth.runtime.tensors.tensor import Tensor
@@ -150,7 +150,7 @@ def test_a_token_is_sampled_for_its_own_position(monkeypatch: pytest.MonkeyPatch
 
     def note(
         logits: np.ndarray, samplers: Sequence[RowSampler], asked: Sequence[int]
-    ) -> list[Sample | None]:
+    ) -> list[RowToken | None]:
         positions.append(list(asked))
         return sample_rows(logits, samplers, asked)
 

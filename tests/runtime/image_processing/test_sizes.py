@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.image_processing.patches import _resized, patch
+from hearth.runtime.image_processing.decoding import _resized, patch
 from hearth.runtime.image_processing.sizes import (
     first_size,
     largest_square,

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hearth.runtime.export.vision.processor import read_rules
-from hearth.runtime.image_processing.patches import patch
-from hearth.runtime.image_processing.placeholders import expand
+from hearth.runtime.export.vision.tower_model import read_rules
+from hearth.runtime.image_processing.decoding import patch
 from hearth.runtime.image_processing.raw_frames import frames_of, rate_of
 from hearth.runtime.image_processing.sizes import video_layout
 from hearth.runtime.images import ImageLayout
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
 from hearth.runtime.text.tokenizer import TokenizerFile
-from hearth.runtime.vision.prompt import VisionInput, encode_turns
+from hearth.runtime.vision.prompt import VisionInput, encode_turns, expand
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import IDEFICS, QWEN, config_like, draw, photo
 from tests.runtime.vision.tower_config import config_of

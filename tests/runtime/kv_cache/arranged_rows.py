@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, DirtySlots, SlotAssignment
+from hearth.runtime.batch import BatchReorder, DecodingRow, DirtySlots
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Device
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager
@@ -63,11 +63,9 @@ class House:
         """Let rows move over slots that are not finite behind each that leaves its place."""
         caches, lengths = self.caches, list(self.caches.row_lengths)
         kept = {place for place in range(len(lengths)) if place < reorder.rows}
-        kept -= {move[0] for move in reorder.moves} | {
-            assignment.place for assignment in reorder.assignments
-        }
+        kept -= {move[0] for move in reorder.moves} | {place for place, _ in reorder.assignments}
         kept -= {move[1] for move in reorder.moves}
-        settled = reorder.settle(lengths, lambda assignment: assignment.filled)
+        settled = reorder.settle(lengths, lambda row: row.filled)
         # A prefix comes into slots that are zeroed: the bucket may grow before it does.
         moved = reorder.settle(lengths, lambda _: 0)
         bucket, stale = caches.kv.bucket, []
@@ -77,8 +75,8 @@ class House:
             filled = moved[place] if place < len(moved) else 0
             stale.append(DirtySlots(place, max(begin, filled), end))
         caches.reorder(reorder._replace(stale=stale))
-        for assignment in reorder.assignments:
-            caches.kv.load(self._pool, _pages_of(assignment))
+        for place, row in reorder.assignments:
+            caches.kv.load(self._pool, _pages_of(place, row.filled))
         self._rows = reorder.settle(self._rows, self._assign)
         assert caches.row_lengths == settled
         longest = max(settled, default=0)
@@ -98,9 +96,9 @@ class House:
             assert all(np.array_equal(*pair) for pair in zip(got, row, strict=True))
         assert all(caches.finite(place) for place in range(self.limit))
 
-    def _assign(self, assignment: SlotAssignment) -> Row:
-        count = -(-assignment.filled // PAGE)
-        return [np.tile(one, (1, count, 1))[:, : assignment.filled] for one in self._page]
+    def _assign(self, row: DecodingRow) -> Row:
+        count = -(-row.filled // PAGE)
+        return [np.tile(one, (1, count, 1))[:, : row.filled] for one in self._page]
 
     def _spoil(self, place: int, end: int) -> None:
         row = self._rows[place]
@@ -114,10 +112,9 @@ class House:
         return self.caches.kv.keys + self.caches.kv.values
 
 
-def _pages_of(assignment: SlotAssignment) -> list[PageCopy]:
+def _pages_of(place: int, filled: int) -> list[PageCopy]:
     return [
-        PageCopy(0, 0, assignment.place, slot, min(PAGE, assignment.filled - slot))
-        for slot in range(0, assignment.filled, PAGE)
+        PageCopy(0, 0, place, slot, min(PAGE, filled - slot)) for slot in range(0, filled, PAGE)
     ]
 
 

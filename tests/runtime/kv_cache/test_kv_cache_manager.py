@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.cpu.ops import CpuImageOps
@@ -17,7 +17,7 @@ from hearth.runtime.image_processing.positions import RowPositions, row_position
 from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager, KVCacheManager, RotaryRows
 from hearth.runtime.request import RowRequest
-from tests.runtime.arrangements import keep
+from tests.runtime.arrangements import keep, new_row
 from tests.runtime.engine_configs import small_config
 from tests.runtime.kv_cache.arranged_rows import House, cache_view, live
 
@@ -334,9 +334,7 @@ def test_tables_go_with_their_rows() -> None:
     check(rows, 0, second)
     check(rows, 1, None)
     rows.reorder(
-        BatchReorder(
-            3, moves=[RowMove(0, 2, 9), RowMove(1, 0, 1)], assignments=[SlotAssignment(1, first)]
-        )
+        BatchReorder(3, moves=[RowMove(0, 2, 9), RowMove(1, 0, 1)], assignments=[new_row(1, first)])
     )
     for place, request in enumerate((None, first, second)):
         check(rows, place, request)
@@ -373,7 +371,7 @@ def test_rows_of_text_cost_nothing() -> None:
     text = RowRequest(token_ids=[1, 2], prompt_length=2)
     rows.reorder(BatchReorder.fresh([text] * 4))
     rows.reorder(BatchReorder(2, moves=[RowMove(3, 0, 2)]))
-    rows.reorder(BatchReorder(3, assignments=[SlotAssignment(2, seeing(1, (1, 1, 2)))]))
+    rows.reorder(BatchReorder(3, assignments=[new_row(2, seeing(1, (1, 1, 2)))]))
     rows.reorder(BatchReorder(3))
     assert ops.filled == [0, 1, 2, 3, 2]
 

@@ -10,9 +10,8 @@ from hearth.runtime.config import FileRecord
 from hearth.runtime.device.cpu.cpu_device import CpuDevice, HostSpan
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
-from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
+from hearth.runtime.kv_cache.page_loads import DiskTier, LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import STAGED, PagePool
 from hearth.runtime.kv_cache.pages import Match, Place, Save, TierCapacity, Write
 from hearth.runtime.kv_cache.prefix_cache import engine_digest, is_exact
@@ -183,7 +182,7 @@ def test_at_the_end_all_that_is_asked_for_is_written(
 def test_what_a_device_never_copies_holds_up_no_end(
     disk: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hearth.runtime.kv_cache.disk_tier._CLOSING_S", 0.05)
+    monkeypatch.setattr("hearth.runtime.kv_cache.page_loads._CLOSING_S", 0.05)
     many = pages(list(range(STAGED + 2)))
     disk.close([Write(page, Place("device", slot)) for slot, page in enumerate(many)])
     assert files(tmp_path) == []

@@ -12,7 +12,7 @@ from msgspec import structs
 from hearth.runtime.device.mapped_tensors import TensorFile
 from hearth.runtime.errors import HearthError
 from hearth.runtime.lora.adapter import other_base
-from hearth.runtime.lora.peft import read_peft
+from hearth.runtime.lora.stored import read_peft
 from tests.low_rank_models import Array, random_adapter
 from tests.peft_models import change_fields, change_tensors, write_peft
 from tests.runtime.lora.adapter_configs import BASE, adapter_config, refusal

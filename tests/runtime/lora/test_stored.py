@@ -11,8 +11,13 @@ import pytest
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.lora.lora_manager import BlockLayout
-from hearth.runtime.lora.peft import read_peft
-from hearth.runtime.lora.stored import AdapterRecord, read_adapter, read_record, store_adapter
+from hearth.runtime.lora.stored import (
+    AdapterRecord,
+    read_adapter,
+    read_peft,
+    read_record,
+    store_adapter,
+)
 from hearth.runtime.tensors.lora import lora_inputs
 from hearth.runtime.tensors.tensor import Tensor
 from tests.low_rank_models import Array

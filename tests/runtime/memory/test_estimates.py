@@ -29,8 +29,12 @@ from hearth.runtime.memory.estimates import (
     estimate_tower,
     prompt_graph_bytes,
 )
-from hearth.runtime.memory.sizes import kv_cache_bytes, projection_bytes, projection_elements
-from hearth.runtime.memory.step_scratch import predicted_scratch
+from hearth.runtime.memory.sizes import (
+    kv_cache_bytes,
+    predicted_scratch,
+    projection_bytes,
+    projection_elements,
+)
 from hearth.runtime.options import EagleDraftingConfig
 from hearth.runtime.tensors.lora import lora_targets
 from hearth.runtime.tensors.registry import tower_dims

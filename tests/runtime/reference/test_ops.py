@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from hearth.runtime.batch import RowMove
 from hearth.runtime.export.reference_pass import rotate, softmax
-from hearth.runtime.reference import gemm
-from hearth.runtime.reference.attention import attended, rotated, seen_slots
 from hearth.runtime.reference.ops import (
     fill_positions,
     finite_rows,
@@ -28,11 +26,13 @@ from hearth.runtime.reference.token_trees import (
     node_depths,
     pack_mask,
     path_moves,
+    top_k,
     unpack_mask,
 )
-from hearth.runtime.reference.top_k import top_k
 from tests.runtime.device import tree_reference
 from tests.runtime.device.tree_reference import best, forests
+from tests.runtime.executor.kernels import product_reference as gemm
+from tests.runtime.executor.kernels.attention_steps import attended, rotated, seen_slots
 
 HEADS, HEAD_DIM = 2, 3
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, RowMove
 from hearth.runtime.config import load_config
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.errors import HearthError
@@ -18,10 +18,10 @@ from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 from hearth.runtime.runner.pipeline_io import PipelineIO
 from hearth.runtime.runner.shared_resources import SharedResources
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.tensor import TensorMap
 from tests.references import NAMES, ReferenceRow, reference_logits
-from tests.runtime.arrangements import REQUEST, keep, open_runner
+from tests.runtime.arrangements import keep, new_row, open_runner
 from tests.runtime.conftest import EngineFolders
 
 TOLERANCE = 1e-4
@@ -238,7 +238,7 @@ class House:
     def seat(self, number: int) -> None:
         """Row `number` takes the last place, its whole prompt before it."""
         place = len(self.rows)
-        self.caches.reorder(BatchReorder(place + 1, assignments=[SlotAssignment(place, REQUEST)]))
+        self.caches.reorder(BatchReorder(place + 1, assignments=[new_row(place)]))
         self.rows.append(number)
 
     def leave(self, place: int) -> None:

@@ -6,10 +6,10 @@ from numpy.typing import NDArray
 
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.errors import HearthError
-from hearth.runtime.image_processing.local_embeddings import LocalEmbeddings
 from hearth.runtime.images import EmbeddedImage, ImageSpan, Slot
 from hearth.runtime.runner.image_merge import ImageMerge, ImagePiece, image_pieces
 from hearth.runtime.tensors.tensor import Tensor
+from hearth.runtime.vision.vision_runner import LocalEmbeddings
 
 ROWS, WIDTH, HIDDEN, FEATURES = 2, 5, 3, 2
 

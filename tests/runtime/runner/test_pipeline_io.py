@@ -19,7 +19,7 @@ from hearth.runtime.runner.pipeline_io import (
     draft_zero_bytes,
 )
 from hearth.runtime.runner.shared_resources import SharedResources, allocate_zero_buffer
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import (
     TensorRegistry,
     build_registry_for_llm,

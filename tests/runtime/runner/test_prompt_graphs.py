@@ -16,13 +16,12 @@ from hearth.runtime.config import load_config
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.errors import Code, HearthError
-from hearth.runtime.executor.engine import EngineOptions
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import EngineOptions, GraphCounters
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.assembly import assemble
 from hearth.runtime.generation.deployment import DeploymentConfig
-from hearth.runtime.runner.captured_steps import CapturedSteps
+from hearth.runtime.runner.bindings import CapturedSteps
 from hearth.runtime.runner.engine_runner import LLMEngineRunner, PromptGraphs
 from hearth.runtime.tensors.profiles import captured_widths
 from hearth.runtime.tensors.tensor import Tensor

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.runtime.request import RequestOptions
-from hearth.runtime.sampling import RowSampler, Sample, sample_rows
+from hearth.runtime.request import NO_ROW, RequestOptions, RowToken
+from hearth.runtime.sampling import RowSampler, sample_rows
 
 VOCAB = 64
 PARAMS = [
@@ -61,7 +61,7 @@ def test_greedy_takes_the_lowest_id_of_the_highest_logits() -> None:
     logits[0, [50, 20, 60]] = 99
     logits[1, [63, 0]] = 99
     found = sample_rows(logits, samplers([RequestOptions()] * 2), [0, 0])
-    assert found == [Sample(20), Sample(0)]
+    assert found == [RowToken(NO_ROW, 20), RowToken(NO_ROW, 0)]
 
 
 def test_logprobs_are_those_of_the_raw_distribution() -> None:
@@ -87,7 +87,7 @@ def test_logprobs_do_not_change_the_choice_and_are_absent_unless_asked() -> None
     assert plain is not None
     assert with_logprobs is not None
     assert plain.token_id == with_logprobs.token_id
-    assert plain == Sample(plain.token_id)
+    assert plain == RowToken(NO_ROW, plain.token_id)
     assert len(with_logprobs.top) == 3
 
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from hearth.runtime.request import RequestOptions
-from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.request import NO_ROW, RequestOptions, RowToken
+from hearth.runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
 from hearth.runtime.sampling.row_sampler import uniforms
 from tests.runtime.sampling import reference
 
@@ -327,20 +327,20 @@ def test_a_walk_follows_the_picked_tokens(
     picks: dict[int, int], tokens: list[int], nodes: list[int]
 ) -> None:
     walk = walk_tree(_logits(picks), _keys(), _row(), 3)
-    assert walk == ([Sample(token) for token in tokens], nodes)
+    assert walk == ([RowToken(NO_ROW, token) for token in tokens], nodes)
 
 
 def test_of_equal_children_the_first_is_walked() -> None:
     # The second 3 has a child too; it is never reached.
     keys = _keys([9, 3, 3, 4], [-1, 0, 0, 2])
     walk = walk_tree(_logits({0: 3, 1: 4, 2: 4}, 4), keys, _row(), 3)
-    assert walk == ([Sample(3), Sample(4)], [0, 1])
+    assert walk == ([RowToken(NO_ROW, 3), RowToken(NO_ROW, 4)], [0, 1])
 
 
 def test_a_token_below_zero_is_nobodys_child() -> None:
     # Of a parent p and token -1, and of parent p - 1 and token 2**32 - 1, the sums are equal.
     assert walk_tree(_logits({0: 3}, 3), _keys([9, -1, 5], [-1, 0, 1]), _row(), 3) == (
-        [Sample(3)],
+        [RowToken(NO_ROW, 3)],
         [0],
     )
 
@@ -350,16 +350,16 @@ def test_only_visited_nodes_need_finite_numbers(bad: float) -> None:
     logits = _logits({0: 3, 1: 4})
     logits[2, 5] = logits[6, 0] = bad
     assert walk_tree(logits, _keys(), _row(), 3) == (
-        [Sample(3), Sample(4), Sample(8)],
+        [RowToken(NO_ROW, 3), RowToken(NO_ROW, 4), RowToken(NO_ROW, 8)],
         [0, 1, 3],
     )
     logits[1, 0] = bad
-    assert walk_tree(logits, _keys(), _row(), 3) == ([Sample(3)], [0])
+    assert walk_tree(logits, _keys(), _row(), 3) == ([RowToken(NO_ROW, 3)], [0])
     logits[0, 0] = bad
     history = _row(RequestOptions(frequency_penalty=2.0))
     assert walk_tree(logits, _keys(), history, 3) is None
     logits[0] = _logits({0: 3})[0]
-    assert walk_tree(logits, _keys(), history, 3) == ([Sample(3)], [0])
+    assert walk_tree(logits, _keys(), history, 3) == ([RowToken(NO_ROW, 3)], [0])
 
 
 def test_scores_that_leave_float32_end_a_walk() -> None:
@@ -369,7 +369,7 @@ def test_scores_that_leave_float32_end_a_walk() -> None:
     with np.errstate(over="ignore"):
         low = _row(RequestOptions(repetition_penalty=0.01))
         assert walk_tree(logits, _keys([9], [-1]), low, 3) is None
-    assert walk_tree(logits, _keys([9], [-1]), row, 3) == ([Sample(0)], [0])
+    assert walk_tree(logits, _keys([9], [-1]), row, 3) == ([RowToken(NO_ROW, 0)], [0])
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ class Draft:
             row_lengths=[1, 1],
             batch=2,
             kv=SimpleNamespace(capacity=64),
-            reorder=lambda _: None,
+            reorder=lambda _reorder, _filled: None,
             zero_row=lambda _: None,
             zero_behind=lambda _: None,
         )

@@ -6,8 +6,10 @@ from msgspec import structs
 from hearth.runtime.config import DRAFT_ARCHITECTURE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.tensors.dims import PROFILE_CONTEXT, PROFILE_GENERATION, InferenceDims
 from hearth.runtime.tensors.profiles import (
+    PROFILE_CONTEXT,
+    PROFILE_GENERATION,
+    InferenceDims,
     bucket_for,
     bucket_sizes,
     build_profiles,

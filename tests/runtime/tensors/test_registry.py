@@ -6,7 +6,7 @@ from msgspec import structs
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
-from hearth.runtime.tensors.dims import InferenceDims, TowerDims
+from hearth.runtime.tensors.profiles import InferenceDims, TowerDims
 from hearth.runtime.tensors.registry import (
     TensorRegistry,
     TensorSpec,

@@ -15,7 +15,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.export.options import Dialect, ExportOptions
 from hearth.runtime.export.vision.write import write_vision
-from hearth.runtime.image_processing.patches import patch
+from hearth.runtime.image_processing.decoding import patch
 from hearth.runtime.image_processing.sizes import layout_of
 from hearth.runtime.images import ImageLayout, Picture
 from hearth.runtime.text import Tokenizer

@@ -26,9 +26,9 @@ from hearth.runtime.engine_folder import (
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import DraftOptions
+from hearth.runtime.export.export import export_weights
 from hearth.runtime.export.layout import EMBEDDING, HEAD
 from hearth.runtime.export.options import Dialect
-from hearth.runtime.export.weights_export import export_weights
 from hearth.runtime.generation.answer_check import AnswerReport
 from hearth.runtime.generation.deployment import load_engines
 from hearth.runtime.generation.runtime import LLMInferenceRuntime

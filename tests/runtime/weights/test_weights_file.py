@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hearth.runtime.config import WEIGHTS_FILE
 from hearth.runtime.engine_folder import LAYOUT_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.export.weights_export import export_weights
+from hearth.runtime.export.export import export_weights
 from hearth.runtime.weights.weights_file import load_layout, open_weights
 from tests.runtime.export.hugging_face import shallow_model
 from tests.runtime.weights.external_models import export, generated, tuned, with_header

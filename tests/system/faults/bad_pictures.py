@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from hearth.bench.child_process import family_usage
-from hearth.bench.vision.photographs import SIZES, photograph
+from hearth.bench.vision.session import SIZES, photograph
 from tests.system.faults.trial import NotRunError, Trial, seconds_since
 from tests.system.faults.vision_faults import PROMPT, QUESTION
 from tests.system.faults.wire_client import WireClient

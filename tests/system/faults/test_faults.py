@@ -16,8 +16,9 @@ from tests.vision_models import write_vision_model
 
 @pytest.mark.slow
 def test_quick_rows_are_survived_and_measured() -> None:
-    code, figures = run("same bad request", "same identity", command=command.faults)
-    assert (code, figures["survived"], figures["of"], figures["lost"]) == (0, 2, 2, 0)
+    quick = ("same bad request", "same identity", "second daemon", "at the limit", "special tokens")
+    code, figures = run(*quick, command=command.faults)
+    assert (code, figures["survived"], figures["of"], figures["lost"]) == (0, 5, 5, 0)
     assert figures["rows"]["Same bad request twice"]["refusals"][1] == [
         "invalid_value",
         "max_tokens",

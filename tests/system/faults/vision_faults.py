@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hearth.bench.vision.photographs import SIZES, Size, photograph, renamed
+from hearth.bench.vision.session import SIZES, Size, photograph, renamed
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import Trace, TraceReport

@@ -121,7 +121,7 @@ def _two_models() -> Iterator[Files]:
     """Two random models in files for one engine; raises NotRunError where none can be served."""
     from hearth.runtime.errors import HearthError  # noqa: PLC0415 - export loads much
     from hearth.runtime.export import ExportOptions, export_model  # noqa: PLC0415 - likewise
-    from hearth.runtime.export.weights_export import export_weights  # noqa: PLC0415 - likewise
+    from hearth.runtime.export.export import export_weights  # noqa: PLC0415 - likewise
 
     with tempfile.TemporaryDirectory(prefix="hearth-weights-") as name:
         folder = Path(name)

@@ -16,9 +16,18 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from hearth.daemon.cli.top import command as module
-from hearth.daemon.cli.top.board import SORTS, Board, Sort, ordered, pressed
 from hearth.daemon.cli.top.command import key_presses, keys_of
-from hearth.daemon.cli.top.view import KEYS, Rates, rates, view
+from hearth.daemon.cli.top.view import (
+    KEYS,
+    SORTS,
+    Board,
+    Rates,
+    Sort,
+    ordered,
+    pressed,
+    rates,
+    view,
+)
 from hearth.daemon.control.messages import Cancelled, CancelRequest, Top, TopReport
 from hearth.daemon.door.overview import OpenClient
 from hearth.runtime.errors import HearthError

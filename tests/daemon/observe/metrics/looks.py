@@ -12,7 +12,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.observe.metrics.collector import DaemonSnapshot
 from hearth.daemon.observe.metrics.registry import DaemonMetrics
 from hearth.daemon.observe.observers import metrics_info
-from hearth.runtime.executor.graph_cache import GraphCounters
+from hearth.runtime.executor.engine import GraphCounters
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.generation.step_times import StageMetrics
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics

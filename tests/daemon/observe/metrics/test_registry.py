@@ -26,8 +26,7 @@ from hearth.daemon.observe.metrics.endpoint import (
     open_endpoints,
     refusal_of,
 )
-from hearth.daemon.observe.metrics.registry import DaemonMetrics, TokenGaps
-from hearth.daemon.observe.metrics.requests import SECONDS, TOKEN_SECONDS
+from hearth.daemon.observe.metrics.registry import SECONDS, TOKEN_SECONDS, DaemonMetrics, TokenGaps
 from hearth.daemon.service_state import STATES
 from hearth.runtime.errors import CODES, HearthError
 from hearth.runtime.packages import VERSION

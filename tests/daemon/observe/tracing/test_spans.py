@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 
 from hearth.daemon.control.messages import Trace
 from hearth.daemon.exit_codes import CONFIGURATION, exit_code
-from hearth.daemon.observe.tracing.otlp import open_spans
+from hearth.daemon.observe.observers import open_spans
 from hearth.daemon.observe.tracing.overview import LIMIT, History
 from hearth.daemon.observe.tracing.spans import Spans
 from hearth.runtime.errors import HearthError

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, SlotAssignment
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.device.cpu.cpu_device import CpuDevice
 from hearth.runtime.device.cpu.ops import CpuImageOps, CpuStepOps
 from hearth.runtime.device.device import (
@@ -19,10 +19,10 @@ from hearth.runtime.device.device import (
 )
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.positions import RowPositions
-from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.sampling import RowSampler, Sample, child_keys, sample_rows, walk_tree
+from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
+from hearth.runtime.sampling import RowSampler, child_keys, sample_rows, walk_tree
 from hearth.runtime.tensors.tensor import Tensor
-from tests.runtime.arrangements import arrangements, keep
+from tests.runtime.arrangements import arrangements, keep, new_row
 from tests.runtime.device import tree_reference
 from tests.runtime.device.image_buffers import PAIRS, ROW_POSITIONS, SLOTS, rotary_tables
 
@@ -198,10 +198,10 @@ def test_rows_pick_what_they_pick_alone_wherever_they_are_placed(data: st.DataOb
     for step in range(6):
         reorder = data.draw(arrangements([0] * len(alone), 3))
         requests = data.draw(st.lists(st.sampled_from(_requests()), min_size=3, max_size=3))
-        assignments = [SlotAssignment(place, requests[place]) for place, *_ in reorder.assignments]
+        assignments = [new_row(place, requests[place]) for place, *_ in reorder.assignments]
         reorder = reorder._replace(assignments=assignments)
         sampler.reorder(reorder)
-        alone = reorder.settle(alone, lambda assignment: _sampler_of(assignment.request))
+        alone = reorder.settle(alone, lambda row: _sampler_of(row.request))
         newest = reorder.settle(newest, lambda _: -9)
         rows = reorder.rows
         kept = [place for place in range(rows) if newest[place] != -9]
@@ -220,7 +220,7 @@ def test_rows_pick_what_they_pick_alone_wherever_they_are_placed(data: st.DataOb
             ready = alone[first : first + end]
             want = sample_rows(logits[:end], ready, range(7 * step + first, 7 * step + rows))
             samples = sampler.sample(count, first, picked).result()
-            assert samples == [*want, *[Sample(-1)] * (count - end)]
+            assert samples == [*want, *[RowToken(NO_ROW, -1)] * (count - end)]
             for place, (one, sample) in enumerate(zip(ready, want, strict=True), first):
                 assert sample is not None
                 one.accept(sample.token_id)
@@ -235,7 +235,7 @@ def test_rows_with_prompt_left_are_only_checked() -> None:
     logits[2, 7] = np.inf
     buffers.next_tokens.array[:] = 5
     first, second, third = sampler.sample(3, picked=1).result()
-    assert (second, third) == (Sample(-1), None)
+    assert (second, third) == (RowToken(NO_ROW, -1), None)
     assert first is not None
     assert buffers.next_tokens.array.tolist() == [first.token_id, 5, 5]
 

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.sampling.batch import Sample, log_normaliser
+from hearth.runtime.request import RequestOptions, RowRequest, RowToken
+from hearth.runtime.sampling.batch import log_normaliser
 from hearth.runtime.sampling.ranking import leading
 from hearth.runtime.sampling.row_sampler import ScoreAdjustment, UniformSource, draw, tempered
 
@@ -21,7 +21,7 @@ class Reference:
         self._adjustment = ScoreAdjustment(row.options, row.token_ids, generated, vocab)
         self._uniforms = UniformSource(row.options.seed or 0)
 
-    def check(self, logits: NDArray[np.float32], position: int, sample: Sample | None) -> None:
+    def check(self, logits: NDArray[np.float32], position: int, sample: RowToken | None) -> None:
         scores = self._adjustment.apply(logits)
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
@@ -39,7 +39,7 @@ class Reference:
         self._adjustment.accept(token)
         self._check_logprobs(logits, sample)
 
-    def _check_logprobs(self, logits: NDArray[np.float32], sample: Sample) -> None:
+    def _check_logprobs(self, logits: NDArray[np.float32], sample: RowToken) -> None:
         if self.params.logprobs is None:
             assert sample.logprob is None
             return

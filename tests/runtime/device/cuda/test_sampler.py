@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 from numpy.typing import NDArray
 
-from hearth.runtime.batch import BatchReorder, SlotAssignment
+from hearth.runtime.batch import BatchReorder
 from hearth.runtime.device.cuda import walks, wide_draws
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.cuda.sampler import CudaBatchSampler
 from hearth.runtime.device.device import PendingSamples, SamplerBuffers
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.sampling.batch import Sample
-from tests.runtime.arrangements import arrangements, keep
+from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
+from tests.runtime.arrangements import arrangements, keep, new_row
 from tests.runtime.device.cuda import test_walks
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
@@ -50,7 +49,7 @@ class Bench:
         positions: Sequence[int],
         first: int = 0,
         picked: int | None = None,
-    ) -> list[Sample | None]:
+    ) -> list[RowToken | None]:
         self.gpu.ring.upload(self.buffers.logits.address, logits)
         self.gpu.ops.set_lengths(self.buffers.lengths, [0] * first + list(positions))
         return self.sampler.sample(len(logits), first, picked).result()
@@ -65,7 +64,7 @@ class Bench:
         wanted = self.gpu.read(self.buffers.next_tokens)
         samples = self.step(logits, positions, first, picked)
         end = len(samples) if picked is None else picked
-        assert samples[end:] == [Sample(-1)] * (len(samples) - end)
+        assert samples[end:] == [RowToken(NO_ROW, -1)] * (len(samples) - end)
         for i, sample in enumerate(samples[:end]):
             self.rows[first + i].check(logits[i], positions[i], sample)
             wanted[first + i] = -1 if sample is None else sample.token_id
@@ -74,9 +73,7 @@ class Bench:
     def reorder(self, reorder: BatchReorder) -> None:
         newest = self.gpu.read(self.buffers.next_tokens)
         self.sampler.reorder(reorder)
-        self.rows = reorder.settle(
-            self.rows, lambda assignment: Reference(assignment.request, self.vocab)
-        )
+        self.rows = reorder.settle(self.rows, lambda row: Reference(row.request, self.vocab))
         for source, target, _ in reorder.moves:
             newest[target] = newest[source]
         assert self.gpu.read(self.buffers.next_tokens).tolist() == newest.tolist()
@@ -165,7 +162,7 @@ def test_rows_with_prompt_left_are_only_checked(gpu: CudaDevice) -> None:
     logits = random_logits(np.random.default_rng(3), 4, 1000)
     logits[2, 7] = np.nan
     samples = bench.step(logits, [4] * 4, picked=2)
-    assert samples[2:] == [None, Sample(-1)]
+    assert samples[2:] == [None, RowToken(NO_ROW, -1)]
     assert (gpu.read(bench.buffers.next_tokens)[2:] == before[2:]).all()
     for row in (0, 1):
         bench.rows[row].check(logits[row], 4, samples[row])
@@ -178,7 +175,7 @@ def test_scores_that_leave_float32_fail(gpu: CudaDevice) -> None:
     logits[:, 3] = 3e38
     samples = bench.step(logits, [1, 1])
     assert samples[0] is None
-    assert samples[1] == Sample(3)
+    assert samples[1] == RowToken(NO_ROW, 3)
 
 
 @pytest.mark.parametrize("vocab", [31, 1000])
@@ -194,7 +191,7 @@ def test_histories_follow_their_rows_wherever_they_are_placed(
     for _ in range(5):
         reorder = data.draw(arrangements([0] * len(bench.rows), 8))
         requests = random_rows(rng, vocab, 8)
-        assignments = [SlotAssignment(place, requests[place]) for place, *_ in reorder.assignments]
+        assignments = [new_row(place, requests[place]) for place, *_ in reorder.assignments]
         bench.reorder(reorder._replace(assignments=assignments))
         rows = len(bench.rows)
         decoding = data.draw(st.integers(0, rows))
@@ -251,7 +248,7 @@ def test_captured_samples_are_those_of_other_steps_and_count_the_slots_of_their_
     starts = [7, 0, 30, 2]
     gpu.ops.set_lengths(bench.buffers.lengths, starts)
     before: PendingSamples | None = None
-    wanted: list[Sample | None] = []
+    wanted: list[RowToken | None] = []
     for live in (4, 4, 2, 2, 3, 1, 4, 4, 3):
         logits = random_logits(rng, 4, vocab)
         gpu.ring.upload(bench.buffers.logits.address, logits)
@@ -425,7 +422,7 @@ def test_far_unlikelier_tokens_are_reported(gpu: CudaDevice) -> None:
     logits[0, [7, TILE + 3]] = 1, 2
     bench = Bench(gpu, vocab, [request(RequestOptions(logprobs=5))])
     (sample,) = bench.step(logits, [0])
-    assert isinstance(sample, Sample)
+    assert isinstance(sample, RowToken)
     assert [top.token_id for top in sample.top] == [TILE + 3, 7, 0, 1, 2]
 
 

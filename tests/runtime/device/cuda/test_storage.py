@@ -18,9 +18,8 @@ from hearth.runtime.device.cuda.storage import CudaCacheStorage
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import simulated_config
 from hearth.runtime.kv_cache.disk_cache import HEAD_BYTES, DiskCache
-from hearth.runtime.kv_cache.disk_tier import DiskTier
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
-from hearth.runtime.kv_cache.page_loads import LoadCostModel, PageLoads
+from hearth.runtime.kv_cache.page_loads import DiskTier, LoadCostModel, PageLoads
 from hearth.runtime.kv_cache.page_pool import PagePool
 from hearth.runtime.kv_cache.pages import Match, Place, Save, TierCapacity
 from hearth.runtime.reference.ops import PageCopy

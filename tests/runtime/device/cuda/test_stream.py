@@ -13,8 +13,7 @@ from hearth.runtime.device.cuda.stream import CudaEvent, CudaSpan, CudaStream
 from hearth.runtime.device.cuda.upload import UploadRing
 from hearth.runtime.device.cuda.walks import RoundPace
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import TopLogprob
-from hearth.runtime.sampling import Sample
+from hearth.runtime.request import NO_ROW, RowToken, TopLogprob
 from tests.runtime.device.cuda.fake_driver import CUresult, FakeDriver
 
 
@@ -183,7 +182,7 @@ class _Ring:
 def test_tokens_come_in_the_order_of_the_rows_and_none_where_one_failed() -> None:
     slot, pending = _Ring().queue([5, 6, 7])
     slot.results["failed"][1] = 1
-    assert pending.result() == [Sample(5), None, Sample(7)]
+    assert pending.result() == [RowToken(NO_ROW, 5), None, RowToken(NO_ROW, 7)]
 
 
 def test_log_probabilities_come_for_the_rows_that_want_them() -> None:
@@ -192,10 +191,10 @@ def test_log_probabilities_come_for_the_rows_that_want_them() -> None:
         row["mass"], row["highest"], row["chosen"] = 1 << 40, 3.0, 2.0
         row["ids"][0], row["logits"][0] = 9, 3.0
     assert pending.result() == [
-        Sample(-1),
-        Sample(6, -1.0, (TopLogprob(9, 0.0),)),
-        Sample(7),
-        Sample(8, -1.0),
+        RowToken(NO_ROW, -1),
+        RowToken(NO_ROW, 6, -1.0, (TopLogprob(9, 0.0),)),
+        RowToken(NO_ROW, 7),
+        RowToken(NO_ROW, 8, -1.0),
     ]
 
 
@@ -229,7 +228,7 @@ def test_results_are_lost_when_the_slot_has_its_next_turn() -> None:
     _, third = ring.queue([7])
     with pytest.raises(HearthError, match="read too late"):
         first.result()
-    assert [second.result(), third.result()] == [[Sample(6)], [Sample(7)]]
+    assert [second.result(), third.result()] == [[RowToken(NO_ROW, 6)], [RowToken(NO_ROW, 7)]]
 
 
 def test_nothing_is_expected_at_first() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from hearth.runtime.batch import BatchReorder, DirtySlots, RowMove, SlotAssignment
+from hearth.runtime.batch import BatchReorder, DirtySlots, RowMove
 from hearth.runtime.device.cuda.compiler import KernelCompiler
 from hearth.runtime.device.cuda.context import CudaContext
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
@@ -21,6 +21,7 @@ from hearth.runtime.image_processing.positions import PLAIN, RowPositions
 from hearth.runtime.kv_cache.kv_cache_manager import HybridCacheManager
 from hearth.runtime.reference.ops import PageCopy
 from hearth.runtime.request import RequestOptions, RowRequest
+from tests.runtime.arrangements import new_row
 from tests.runtime.device.cuda.fake_driver import FakeDriver
 from tests.runtime.device.cuda.tree_buffers import (
     FLOAT,
@@ -258,7 +259,7 @@ def test_rows_are_placed_anew_without_waiting_for_queued_steps(queue: Queue) -> 
         owner.reorder(BatchReorder.fresh([plain, penalised, plain]))
     caches.commit([5, 6, 7])
     queue.api.calls.clear()
-    reorder = BatchReorder(3, [RowMove(1, 0, 6)], [SlotAssignment(1, penalised)])
+    reorder = BatchReorder(3, [RowMove(1, 0, 6)], [new_row(1, penalised)])
     caches.reorder(reorder._replace(stale=[DirtySlots(1, 0, 9)]))
     # Moves, stale slots of all layers, lengths.
     assert queue.counts() == (3, 0)

@@ -11,8 +11,7 @@ from hearth.runtime.device.cpu.ops import CpuBatchSampler
 from hearth.runtime.device.cuda.cuda_device import CudaDevice
 from hearth.runtime.device.device import AcceptedPath, SamplerBuffers, TreeBuffers
 from hearth.runtime.errors import HearthError
-from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.sampling.batch import Sample
+from hearth.runtime.request import NO_ROW, RequestOptions, RowRequest, RowToken
 from hearth.runtime.tensors.tensor import Tensor
 from tests.runtime.device.cuda.sampling_reference import Reference, random_params
 
@@ -227,7 +226,7 @@ def test_walks_and_steps_share_histories(gpu: CudaDevice) -> None:
     assert [sample.token_id for sample in path.samples] == [3, 4, 3, 4]
     assert path.nodes == [0, 1, 2, 3]
     bench.gpu.ring.upload(bench.device.logits.address, logits[0, :1])
-    assert bench.sampler.sample(1).result() == [Sample(0)]
+    assert bench.sampler.sample(1).result() == [RowToken(NO_ROW, 0)]
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -10,7 +10,7 @@ from hearth.runtime.config import LLMEngineRunnerConfig, RopeConfig
 from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.executor.engine import Binding, IOTensor
 from hearth.runtime.executor.kernels.engine import fixed_shape
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import TensorRegistry, TensorSpec, build_registry_for_llm
 from hearth.runtime.tensors.tensor import Tensor
 from hearth.runtime.weights.weights_file import EMBEDDING, ModelFacts, WeightEntry, WeightLayout

@@ -27,7 +27,7 @@ from hearth.runtime.device.cuda.programs import KernelRequest
 from hearth.runtime.executor.engine import IOTensor
 from hearth.runtime.executor.kernels.engine import compiler_threads, io_tensors_of
 from hearth.runtime.executor.kernels.step import DecoderStep, step_shape
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
     bindings_of,
     kernels_config,

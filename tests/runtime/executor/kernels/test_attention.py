@@ -8,6 +8,8 @@ from hearth.runtime.device.cuda.compiler import config_fields
 from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.device.cuda.programs import WantedKernels
 from hearth.runtime.executor.kernels.attention import (
+    SPAN,
+    SPLIT,
     Attention,
     AttentionArguments,
     AttentionPlan,
@@ -15,7 +17,6 @@ from hearth.runtime.executor.kernels.attention import (
     plan_attention,
     plan_nodes,
 )
-from hearth.runtime.reference.attention import SPAN, SPLIT
 from tests.runtime.engine_configs import small_config
 
 SMALL = AttentionShape(128, 16, 8)

@@ -8,7 +8,7 @@ from hearth.runtime.device.cuda.programs import WantedKernels
 from hearth.runtime.executor.kernels.draft_step import DraftStep
 from hearth.runtime.executor.kernels.engine import io_tensors_of
 from hearth.runtime.executor.kernels.step import StepShape
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from hearth.runtime.tensors.registry import TensorSpec, build_registry_for_spec_decode_draft
 from hearth.runtime.weights.weights_file import WeightEntry
 from tests.runtime.executor.kernels.kernel_engines import (

@@ -24,8 +24,7 @@ from hearth.runtime.executor.kernels.engine import (
     wanted_kernels,
 )
 from hearth.runtime.executor.kernels.step import DecoderStep
-from hearth.runtime.tensors.dims import InferenceDims
-from hearth.runtime.tensors.profiles import build_profiles, prefill_widths
+from hearth.runtime.tensors.profiles import InferenceDims, build_profiles, prefill_widths
 from hearth.runtime.weights.weights_file import write_layout
 from tests.runtime.device.cuda.resource_driver import ResourceDriver
 from tests.runtime.device.cuda.test_tree_launches import NoCompiler

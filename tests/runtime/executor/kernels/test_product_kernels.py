@@ -18,7 +18,8 @@ from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.device.cuda.programs import KernelRequest, WantedKernels
 from hearth.runtime.executor.kernels.adapters import Adapter
 from hearth.runtime.executor.kernels.draft_step import DraftPieces
-from hearth.runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.executor.kernels.product_arguments import Form, Weight
+from hearth.runtime.executor.kernels.products import Products
 from tests.runtime.executor.kernels.model_shapes import GPUS, MODELS, ModelShape
 from tests.runtime.executor.kernels.ptxas import ptxas_log
 

@@ -11,10 +11,11 @@ from hearth.runtime.config import DType
 from hearth.runtime.device.cuda.gpu_facts import GpuFacts
 from hearth.runtime.device.cuda.launch import Launch
 from hearth.runtime.executor.kernels import product_tiles
+from hearth.runtime.executor.kernels.product_arguments import Form, Weight
 from hearth.runtime.executor.kernels.product_tiles import SHAPES, GroupTiles
-from hearth.runtime.executor.kernels.products import Form, Products, Weight
-from hearth.runtime.reference import gemm
-from hearth.runtime.weights.quantised import MIDDLE, Kind, Quantised, pack, widen
+from hearth.runtime.executor.kernels.products import Products
+from hearth.runtime.export.weights import MIDDLE, Kind, Quantised, pack, widen
+from tests.runtime.executor.kernels import product_reference as gemm
 from tests.runtime.executor.kernels.lab import TYPES, Lab
 from tests.runtime.executor.kernels.model_shapes import GPUS
 

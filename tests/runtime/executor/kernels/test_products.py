@@ -10,8 +10,8 @@ from hearth.runtime.device.cuda.launch import Launch
 from hearth.runtime.device.cuda.programs import KernelRequest, WantedKernels
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.kernels.adapters import Adapter
-from hearth.runtime.executor.kernels.product_arguments import ProductArguments
-from hearth.runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.executor.kernels.product_arguments import Form, ProductArguments, Weight
+from hearth.runtime.executor.kernels.products import Products
 from tests.runtime.executor.kernels.model_shapes import GPUS
 
 FLOAT = Form("float16")

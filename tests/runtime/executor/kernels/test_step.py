@@ -13,7 +13,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import Binding, IOTensor
 from hearth.runtime.executor.kernels import step as module
 from hearth.runtime.executor.kernels.engine import io_tensors_of
-from hearth.runtime.executor.kernels.products import Form
+from hearth.runtime.executor.kernels.product_arguments import Form, bound_weight, weight_forms
 from hearth.runtime.executor.kernels.step import (
     DecoderStep,
     ResidualStream,
@@ -21,8 +21,7 @@ from hearth.runtime.executor.kernels.step import (
     StreamArguments,
     StreamConfig,
 )
-from hearth.runtime.executor.kernels.weight_forms import bound_weight, weight_forms
-from hearth.runtime.tensors.dims import InferenceDims
+from hearth.runtime.tensors.profiles import InferenceDims
 from tests.runtime.executor.kernels.kernel_engines import (
     FACTS,
     bindings_of,

@@ -13,7 +13,8 @@ from hearth.runtime.device.cuda.programs import Programs
 from hearth.runtime.executor.kernels.adapters import Adapter
 from hearth.runtime.executor.kernels.attention import AttentionShape
 from hearth.runtime.executor.kernels.draft_step import PART, DraftPieces, parts_bytes
-from hearth.runtime.executor.kernels.products import Form, Products, Weight
+from hearth.runtime.executor.kernels.product_arguments import Form, Weight
+from hearth.runtime.executor.kernels.products import Products
 from hearth.runtime.reference.token_trees import node_depths, pack_mask
 from tests.runtime.executor.kernels.attention_steps import (
     Array,

@@ -6,8 +6,7 @@ from unittest.mock import patch
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.export import DraftOptions, ExportOptions, engine_files, export, export_model
-from hearth.runtime.export.options import Dialect, TargetType
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import Dialect, PlanOptions, TargetType
 from tests.eagle_models import write_draft
 from tests.references import reference_folder
 

@@ -15,14 +15,14 @@ from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import DATA_FILE, MODEL_FILE, PLAN_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.draft_config import DraftOptions
-from hearth.runtime.export.tensorrt import plan
-from hearth.runtime.export.tensorrt.options import (
+from hearth.runtime.export.options import (
     Feature,
     PlanOptions,
     check_plan_options,
     has_feature,
     resolve_decode_batches,
 )
+from hearth.runtime.export.tensorrt import plan
 from hearth.runtime.export.tensorrt.plan import (
     NoAttentionKernelError,
     build_or_fall_back,

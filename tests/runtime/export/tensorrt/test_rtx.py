@@ -11,9 +11,8 @@ from hearth.runtime.config import LLMEngineRunnerConfig, load_config
 from hearth.runtime.engine_folder import DRAFT_FOLDER, MODEL_FILE, PLAN_FILE, verify_folder
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import export_model
-from hearth.runtime.export.options import Dialect, TargetType
+from hearth.runtime.export.options import Dialect, PlanOptions, TargetType
 from hearth.runtime.export.tensorrt import plan
-from hearth.runtime.export.tensorrt.options import PlanOptions
 from hearth.runtime.export.tensorrt.plan import run_builder
 from hearth.runtime.tensors.profiles import build_profiles
 from hearth.runtime.tensors.registry import (

@@ -8,9 +8,8 @@ import pytest
 from hearth.runtime.engine_folder import MODEL_FILE, PLAN_FILE
 from hearth.runtime.executor.engine import IOTensor
 from hearth.runtime.executor.engine_executor import check_bindings
-from hearth.runtime.executor.tensorrt.library import numpy_dtype_of
-from hearth.runtime.export.options import Dialect, ExportOptions, TargetType
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.executor.tensorrt_library import numpy_dtype_of
+from hearth.runtime.export.options import Dialect, ExportOptions, PlanOptions, TargetType
 from hearth.runtime.export.vision.write import write_vision
 from hearth.runtime.tensors.registry import build_registry_for_tower, build_tower_profiles
 from hearth.runtime.vision_config import VISION_FOLDER

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from hearth.runtime.engine_folder import ANSWER_FILE, MODEL_FILE
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export.checkpoint import Checkpoint
-from hearth.runtime.export.options import Dialect, ExportOptions, TargetType
-from hearth.runtime.export.rounded_weights import RoundedWeights
-from hearth.runtime.export.tensorrt.options import PlanOptions
+from hearth.runtime.export.options import Dialect, ExportOptions, PlanOptions, TargetType
+from hearth.runtime.export.reference_pass import RoundedWeights
 from hearth.runtime.export.vision import write
 from hearth.runtime.export.vision.layout import without_model
 from hearth.runtime.export.vision.tower_model import load_tower

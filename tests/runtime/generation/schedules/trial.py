@@ -271,9 +271,9 @@ class Shadow:
             places[target] = places.pop(source)
             gone.discard(target)
             moved.add(target)
-        for place, request, filled, _ in reorder.assignments:
+        for place, row in reorder.assignments:
             check(place not in moved, "{} is given twice: {}", place, reorder)
-            places[place] = Place(request, filled)
+            places[place] = Place(row.request, row.filled)
             moved.add(place)
         check(set(range(reorder.rows)) <= set(places), "a place is empty: {}", reorder)
         check(moved <= set(range(reorder.rows)), "a place is none: {}", reorder)

@@ -1,1 +1,0 @@
-"""The adapters of the state directory: what an owner adds and removes, and what is served."""

@@ -1,1 +1,0 @@
-"""TensorRT plans behind the `Engine` protocol."""
