@@ -1,4 +1,4 @@
-"""A conversation and the commands that steer it, apart from any terminal."""
+"""The command `hearth chat`: a conversation, and the lines that steer it."""
 
 import readline
 import shlex

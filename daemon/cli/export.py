@@ -1,4 +1,4 @@
-"""The options of `hearth export` that only a TensorRT plan has."""
+"""The commands `hearth export` and `hearth weights`."""
 
 from __future__ import annotations
 
