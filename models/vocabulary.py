@@ -120,7 +120,7 @@ OWN: Final[dict[str, tuple[str, ...]]] = {
     "cat": _words("Tiger, Mimi, Felix, Luna, Simba, Ginger, Smokey, Oreo"),
     "day off": DAYS, "shopping day": DAYS, "car": COLOURS, "size": _words("small, medium, large"),
 }  # fmt: skip
-"""What a user tells of himself, and what it may be."""
+"""Facts that a user tells of himself, and their values."""
 
 PLURALS: Final[dict[str, str]] = {
     "light": "lights", "plug": "plugs", "thermostat": "thermostats", "heater": "heaters",

@@ -60,19 +60,19 @@ class EagleDraftingConfig(msgspec.Struct, frozen=True, kw_only=True):
 def draft_tree(text: str) -> EagleDraftingConfig | None:
     """Read a tree such as `10x6/60`; "" is None.
 
-    Raises ValueError for another text, and for sizes that no tree has.
+    Raises ValueError for another text, and with the reason for sizes that no tree has.
     """
     if not text:
         return None
     sizes = _TREE.fullmatch(text)
     if sizes is None:
-        raise ValueError(text)
+        raise ValueError
     top_k, step, nodes = map(int, sizes.groups())
     tree = EagleDraftingConfig(drafting_top_k=top_k, drafting_step=step, verify_tree_size=nodes)
     try:
         _check_drafting(tree)
     except HearthError as error:
-        raise ValueError(error.message) from error
+        raise ValueError(error.message.removeprefix("drafting_")) from error
     return tree
 
 

@@ -11,7 +11,8 @@ class Declared(NamedTuple):
 
     One that `reloads` takes effect in a daemon that runs. An `expert` one is needed by no guide but
     docs/configuration.md. A `path` of a file begins at that file's folder. `parse` makes its value
-    of a text, or raises ValueError; `form` tells such texts in words.
+    of a text, or raises ValueError, with a reason where `form`, which tells such texts in words,
+    does not have it.
     """
 
     description: str

@@ -20,6 +20,7 @@ HOLDERS = ("options", "params", "request", "asked", "message", "row")
 OTHERS = {
     "adapter": {
         "actors/executor/actor.py",
+        "actors/executor/rows.py",
         "actors/scheduler/lora.py",
         "actors/scheduler/request_state.py",
         "daemon/door/finished.py",
@@ -31,7 +32,8 @@ OTHERS = {
         "runtime/generation/batch_runtime.py",
     },
     "grammar": {
-        # Also that of a response format.
+        # Also that of a response format; the executor asks whether it is compiled.
+        "actors/executor/actor.py",
         "actors/tokenizer/actor.py",
         "daemon/door/conversations.py",
         "runtime/text/reply_grammar.py",

@@ -1,4 +1,4 @@
-"""A talk with a running daemon, in a terminal or by lines of a pipe."""
+"""The command `hearth chat`: a conversation, and the lines that steer it."""
 
 import readline
 import signal

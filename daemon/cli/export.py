@@ -1,4 +1,4 @@
-"""The options of `hearth export` that only a TensorRT plan has."""
+"""The commands `hearth export` and `hearth weights`."""
 
 from __future__ import annotations
 
@@ -215,9 +215,19 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
+def _refuse_operators(_context: click.Context, _option: click.Parameter, kind: str | None) -> None:
+    """Say what became of an option, for one version."""
+    if kind is not None:
+        raise click.UsageError(
+            "--operators is gone: engines of --backend onnxruntime have standard operators, and "
+            "kernels, the default of --device cuda, are in the place of contrib"
+        )
+
+
 @click.command()
 @click.argument("source", metavar="MODEL_DIR", type=click.Path(path_type=Path))
 @click.argument("target", metavar="ENGINE_DIR", type=click.Path(path_type=Path))
+@click.option("--operators", hidden=True, expose_value=False, callback=_refuse_operators)
 @with_options(_OPTIONS)
 @draft_options
 @plan_options

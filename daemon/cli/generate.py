@@ -1,4 +1,4 @@
-"""Prompts as users give them: text, token ids, lines of a file or of standard input."""
+"""The command `hearth generate`, and prompts as users give them."""
 
 import sys
 from collections.abc import Callable, Sequence

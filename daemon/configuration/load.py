@@ -185,14 +185,13 @@ def load_settings(
     old = {name: merged.pop(name) for name in OLD_NAMES if name in merged}
     if not old:
         return replaced(Settings(), **merged)
-    if "draft_tree" in merged:
-        name = next(iter(old))
+    if "draft_tree" in merged and any(old.values()):
+        name = next(name for name, size in old.items() if size)
         where = next(one for one in reversed(sources) if name in one.values).describe(name)
         text = f"{where}: draft_tree is given as well, which is all three sizes: leave {name} out"
         raise HearthError("invalid_value", text, name)
-    tree = tree_of(old)
-    settings = replaced(Settings(), **merged, draft_tree=tree)
-    return structs.replace(settings, warnings=(warning_of(tree),))
+    tree = merged.setdefault("draft_tree", tree_of(old))
+    return structs.replace(replaced(Settings(), **merged), warnings=(warning_of(tree),))
 
 
 def check_flags(flags: Mapping[str, Any]) -> None:
@@ -232,8 +231,11 @@ def _convert(source: Source, name: str, value: Any) -> Any:
             return parse(msgspec.convert(value, str))
         return msgspec.convert(value, kind, strict=source.strict)
     except ValueError as error:
+        # What msgspec says of a value is in `allowed`; what `parse` says of one is not.
+        why = "" if isinstance(error, msgspec.ValidationError) or not error.args else f" ({error})"
         raise HearthError(
             "invalid_value",
-            f"{source.describe(name)}: {value!r} is not allowed, it must be {allowed(kind, form)}",
+            f"{source.describe(name)}: {value!r} is not allowed{why}, it must be "
+            f"{allowed(kind, form)}",
             name,
         ) from error

@@ -5,7 +5,6 @@ from collections.abc import Generator, Iterator, Sequence
 from hearth.actors.arena import Arena, slot_bytes
 from hearth.actors.messages import ImageInput, Visual
 from hearth.actors.scheduler.admission import within_share
-from hearth.daemon.door.wire import visuals_of
 from hearth.runtime.errors import HearthError
 from hearth.runtime.image_processing.headers import read_header
 from hearth.runtime.image_processing.raw_frames import PIXEL_BYTES, raw_size
@@ -16,6 +15,17 @@ Filling = Generator[None, None, list[Visual]]
 """Pictures on their way into the arena: one more with each step, at its end all visuals."""
 VisualPart = tuple[str, protocol.ImagePart | protocol.VideoPart]
 """An image or a video of a message, and its field."""
+
+
+def visuals_of(messages: Sequence[protocol.Message] | None) -> list[VisualPart]:
+    """Images and videos in their order, each with its field."""
+    return [
+        (f"messages[{index}].content[{place}]", part)
+        for index, turn in enumerate(messages or ())
+        if isinstance(turn.content, list)
+        for place, part in enumerate(turn.content)
+        if not isinstance(part, protocol.TextPart)
+    ]
 
 
 def check_frames(message: protocol.ClientMessage, frames: int, most: int) -> None:

@@ -8,12 +8,12 @@ from msgspec import structs
 from hearth.actors.messages import AskReport, Convert, Request
 from hearth.actors.scheduler.admission import within_share
 from hearth.daemon.door.faults import fields_of, id_of
-from hearth.daemon.door.pictures import check_frames
+from hearth.daemon.door.pictures import check_frames, visuals_of
 from hearth.daemon.door.request_tracker import RequestTracker
 from hearth.daemon.door.sessions import OpenRequest, Session
 from hearth.daemon.door.socket import Received
 from hearth.daemon.door.state import DoorState
-from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
+from hearth.daemon.door.wire import MessageError, convert, decode, prepare
 from hearth.runtime.errors import HearthError
 from hearth_client.protocol import (
     PROTOCOL,

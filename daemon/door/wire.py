@@ -23,11 +23,8 @@ from hearth_client.protocol import (
     Detokenize,
     Generate,
     Hello,
-    ImagePart,
     Message,
-    TextPart,
     Tokenize,
-    VideoPart,
 )
 
 _decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage)
@@ -111,17 +108,6 @@ def convert(message: Tokenize | Detokenize, rid: int, client: int) -> Convert:
     if isinstance(message, Detokenize):
         return Convert(rid, tokens=message.tokens, client=client)
     return Convert(rid, text=message.text, chat=conversation_of(message), client=client)
-
-
-def visuals_of(messages: Sequence[Message] | None) -> list[tuple[str, ImagePart | VideoPart]]:
-    """Images and videos in their order, each with its field."""
-    return [
-        (f"messages[{index}].content[{place}]", part)
-        for index, turn in enumerate(messages or ())
-        if isinstance(turn.content, list)
-        for place, part in enumerate(turn.content)
-        if not isinstance(part, TextPart)
-    ]
 
 
 def _options(message: Generate, defaults: Mapping[str, float]) -> RequestOptions:

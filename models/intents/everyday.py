@@ -1,4 +1,4 @@
-"""What people say without naming a device, an amount or a single thing."""
+"""Sentences of people who name no device, no amount or several things."""
 
 from models.domain import Intent, Pool
 from models.pools import Devices, home_room, of_kind, one_of, plural, state, untouched_of

@@ -122,6 +122,15 @@ def test_the_commit_travels_in_the_environment(tmp_path: Path) -> None:
     assert environ["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "site")
 
 
+def test_commands_find_the_packages_of_the_tree_where_nothing_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    # -S: without what is installed beside the interpreter.
+    command = [sys.executable, "-S", "-c", "import hearth, tools"]
+    assert run_part([command], environment(tmp_path / "site", ""), 30) == 0
+
+
 def test_the_parts_asked_for_run_and_the_first_failure_is_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

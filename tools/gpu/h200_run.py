@@ -394,7 +394,8 @@ def _run_one(command: Sequence[str], environ: Mapping[str, str], deadline: float
 
 def environment(site: Path, commit: str, llama: Path | None = None) -> dict[str, str]:
     """The environment of every part; libraries of CUDA's packages are found by all others."""
-    paths = [str(site), str(ROOT / "clients" / "python"), str(ROOT)]
+    tree = (ROOT / "src", ROOT / "clients" / "python", ROOT)
+    paths = [str(path) for path in (site, *tree)]
     libraries = sorted(Path(sysconfig.get_path("purelib"), "nvidia").glob("*/lib"))
     known = {"BENCH_COMMIT": commit} if commit else {}
     if llama is not None:

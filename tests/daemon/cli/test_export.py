@@ -103,6 +103,11 @@ def test_wrong_choices_are_usage_errors() -> None:
     assert result.exit_code == 2
 
 
+def test_an_option_that_is_gone_says_what_took_its_place() -> None:
+    with pytest.raises(click.UsageError, match="kernels"):
+        run("a", "b", "--operators", "contrib")
+
+
 @pytest.mark.parametrize("name", ["a[/b] c", "a[red]"])
 def test_any_name_of_a_folder_can_be_copied_from_the_last_line(tmp_path: Path, name: str) -> None:
     target = tmp_path / name

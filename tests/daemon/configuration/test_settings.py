@@ -366,6 +366,12 @@ def test_what_is_no_tree_is_refused_with_one_that_is(text: str) -> None:
     assert "such as 10x6/60" in error.message
 
 
+def test_a_tree_that_no_engine_grows_is_refused_with_the_reason() -> None:
+    assert "not allowed (step must be below 31)" in refusal(draft_tree="4x31/16").message
+    assert "not allowed (a tree has 2 to 128 nodes)" in refusal(draft_tree="4x3/1").message
+    assert "not allowed, it" in refusal(draft_tree="auto").message
+
+
 def test_a_number_of_the_file_is_no_tree(tmp_path: Path) -> None:
     path = tmp_path / "h.toml"
     path.write_text("draft_tree = 4")
@@ -387,6 +393,13 @@ def test_sizes_of_zero_are_as_if_they_were_not_given() -> None:
     settings = load_settings(environ={}, flags=dict.fromkeys(OLD_NAMES, "0"))
     assert settings.runtime.speculation.eagle is None
     assert settings.warnings
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_old_size_of_zero_leaves_the_new_name_as_it_is(name: str) -> None:
+    settings = load_settings(environ={}, flags={name: "0", "draft_tree": "4x3/16"})
+    assert settings.runtime.speculation.eagle == TREE
+    assert 'draft_tree = "4x3/16"' in settings.warnings[0]
 
 
 @pytest.mark.parametrize("missing", OLD_NAMES)

@@ -15,10 +15,10 @@ from PIL import Image as PILImage
 from hearth.actors.arena import Arena
 from hearth.daemon.door import front_door
 from hearth.daemon.door.finished import FinishedRequest
-from hearth.daemon.door.pictures import Pictures, check_frames
+from hearth.daemon.door.pictures import Pictures, check_frames, visuals_of
 from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.socket import Received
-from hearth.daemon.door.wire import decode, visuals_of
+from hearth.daemon.door.wire import decode
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import Picture
 from hearth.runtime.text.conversation import TurnPart

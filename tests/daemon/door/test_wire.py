@@ -17,8 +17,9 @@ from hearth.actors.messages import Convert, Request
 from hearth.daemon.door import faults, local_socket
 from hearth.daemon.door.curve_socket import memory_of_process
 from hearth.daemon.door.faults import explain, fields_of
+from hearth.daemon.door.pictures import visuals_of
 from hearth.daemon.door.sessions import Outbox, Session
-from hearth.daemon.door.wire import MessageError, convert, decode, prepare, visuals_of
+from hearth.daemon.door.wire import MessageError, convert, decode, prepare
 from hearth.runtime.errors import CODES, HearthError
 from hearth.runtime.request import RequestOptions
 from hearth.runtime.text.conversation import (
