@@ -25,6 +25,7 @@ OTHERS = {
         "actors/scheduler/request_state.py",
         "daemon/door/finished.py",
         "daemon/door/requests.py",
+        "runtime/generation/batch_runtime.py",
     },
     "cache": {
         "actors/executor/actor.py",

@@ -77,6 +77,7 @@ class Outbox:
         for delta in request.unsent.values():
             self._answers = deque(one for one in self._answers if one[0] is not delta)
             self.bytes -= _bytes_of(delta)
+        request.unsent.clear()
 
 
 def _bytes_of(answer: Answer) -> int:

@@ -99,6 +99,7 @@ def test_old_names_are_taken_and_told_of(tmp_path: Path, tiny_engine: Path) -> N
     words = " ".join(result.output.split())
     assert (result.exit_code, "warning drafting_top_k, drafting_step" in words) == (0, True)
     assert 'give draft_tree = ""' in words
+    file.write_text("drafting_top_k = 4")
     refused = CliRunner().invoke(check, [*asked, "--draft-tree", "1x2/3"])
     assert isinstance(refused.exception, HearthError)
     assert refused.exception.message.startswith(f"{file}, drafting_top_k: draft_tree is given")
