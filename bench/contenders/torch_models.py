@@ -10,11 +10,14 @@ from typing import Any
 import torch
 import transformers
 from msgspec import structs
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from hearth.bench.contenders.contender import Contender, Job
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8")
 """`int8` is float32 with the linear layers quantised dynamically by PyTorch."""
+_CACHE = "cache" if "cache" in CausalLMOutputWithPast.__annotations__ else "past_key_values"
+"""Name of the cache among the arguments and in the answer of a model."""
 _TRIALS = 4
 _HOPELESS = 3.0
 _COMPILE_STEPS = 4
@@ -48,11 +51,11 @@ class TransformersModel(Contender):
         with torch.inference_mode():
             answer = self._model(
                 torch.tensor([token_ids]),
-                past_key_values=self._cache,
+                **{_CACHE: self._cache},
                 use_cache=True,
                 logits_to_keep=1,
             )
-            self._cache = answer.past_key_values
+            self._cache = answer[_CACHE]
             self._last = int(answer.logits[0, -1].argmax())
         return self._last
 
@@ -132,7 +135,7 @@ class StaticCacheModel(Contender):
         answer = self._model(
             token_ids,
             position_ids=positions,
-            past_key_values=self._cache,
+            **{_CACHE: self._cache},
             use_cache=True,
             logits_to_keep=1,
             **slots,

@@ -196,7 +196,17 @@ def test_figures_of_engines_name_their_type(name: str) -> None:
     assert {one.get("dtype") for one in found.values()} <= {"float32", "float16", "bfloat16"}
 
 
-NAMES = ("decode", "overhead", "load", "memory", "spec", "prefix", "lora", "vision")
+NAMES = (
+    "decode",
+    "overhead",
+    "load",
+    "memory",
+    "spec",
+    "prefix",
+    "lora",
+    "structured",
+    "vision",
+)
 
 
 def test_every_command_is_where_the_group_looks_for_it() -> None:

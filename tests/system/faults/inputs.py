@@ -223,9 +223,9 @@ def unknown_options(trial: Trial) -> None:
         for field, value, code in (
             ("lora", "mine", "unsupported_option"),
             ("adapter", "mine", "adapter_unknown"),
-            ("response_format", {"type": "json_object"}, "unsupported_option"),
+            ("functions", [{"name": "f"}], "unsupported_option"),
             ("images", [b"x"], "unsupported_option"),
-            ("n", 2, "unsupported_option"),
+            ("best_of", 2, "unsupported_option"),
         ):
             answer = client.end(client.generate(PROMPT, max_tokens=4, **{field: value})).answer
             found.append([answer.get("code"), answer.get("field") == field])
