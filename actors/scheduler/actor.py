@@ -148,7 +148,7 @@ class SchedulerActor:
                 lost = self._policy.executor_lost(reason, now, blameless=blameless)
                 self._decisions += lost
             case _:
-                self._decisions += self._policy.images_told(self._heard(message), now)
+                self._decisions += self._policy.update_images(self._heard(message), now)
 
     def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
         self._disconnect()
@@ -160,7 +160,7 @@ class SchedulerActor:
             return self._policy.executor_lost(error.message, now)
         return self._policy.executor_ready(message, now)
 
-    def _heard(self, message: encoder_scheduler.Told) -> encoder_scheduler.Told:
+    def _heard(self, message: encoder_scheduler.ImageEvent) -> encoder_scheduler.ImageEvent:
         """Connect a new encoder, or disconnect a lost one; the message for the policy."""
         if isinstance(message, EncoderReady | EncoderLost):
             self._disconnect_encoder()

@@ -31,7 +31,7 @@ from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 IN_FLIGHT = 8
 """Pieces of work in flight: a few calls of a vision encoder, so that it never waits."""
 
-Told = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
+ImageEvent = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
 """Messages of encoder and executor about images."""
 IsOpen = Callable[[int], bool]
 """Predicate: True if the request of this number has not ended."""
@@ -132,7 +132,7 @@ class EncoderScheduler:
         self._stirred = True
         return None
 
-    def hear(self, message: Told) -> list[Sent]:
+    def hear(self, message: ImageEvent) -> list[Sent]:
         """Record a message of encoder or executor; failures of the requests that it ends."""
         match message:
             case Patched(number, times):

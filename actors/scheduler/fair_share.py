@@ -71,7 +71,7 @@ class FairShare:
             ]
 
         waiting = [
-            (max(entry.queued, entry.lost), place, entry, others)
+            (max(entry.queued, entry.preempted_at), place, entry, others)
             for place, entry in enumerate(self._first_of_each())
             if not held[entry.client] and entry.priority >= 0 and (others := may_ask(entry.client))
         ]
@@ -85,24 +85,24 @@ class FairShare:
             due, first, [row for row in rows if loose[row.rid] <= due], all_give_way=False
         )
 
-    def admit(self, claim: FairShareClaim) -> None:
-        """Preempt rows for a claim that is due, once its request is scheduled first."""
+    def preempt_for(self, claim: FairShareClaim) -> None:
+        """Preempt rows for a claim that is due, once its request is offered before all others."""
         leaving = claim.rows
         if not claim.all_give_way:
             row = self._running.get(claim.entry.rid)
-            ahead = self._running.scheduled[:1]
+            ahead = self._running.offered[:1]
             if row is None and not (ahead and ahead[0].order == -math.inf):
                 return
-            # Without a row, the one that was scheduled so before gets the slot.
+            # Without a row, the one that was offered so before gets the slot.
             if row is not None and row.order > -math.inf:
-                # It comes back, and is then scheduled before all others.
+                # It comes back, and is then offered before all others.
                 withdraw([row])
                 return
             # The newest has the least to lose, and one that is about to go anyway loses nothing.
             going = RequestStatus.PREEMPTING
-            leaving = [max(leaving, key=lambda one: (one.status is going, one.placed or 0.0))]
+            leaving = [max(leaving, key=lambda one: (one.status is going, one.placed_at or 0.0))]
         for row in [one for one in leaving if not one.ends]:
-            row.turn(_AT_ONCE)
+            row.set_status(_AT_ONCE)
             # Another of its client is prefilled meanwhile, which may be preempted as well.
             unpaid = row.paid > claim.due
             row.behind = math.inf if unpaid else -math.inf
@@ -114,6 +114,6 @@ class FairShare:
         for row in sorted(waiting, key=lambda one: one.order):
             if row.client not in seen:
                 seen.add(row.client)
-                if row.status is RequestStatus.SCHEDULED:
+                if row.status is RequestStatus.OFFERED:
                     yield row
         yield from (entry for _, entry in self._lora.heads if entry.client not in seen)

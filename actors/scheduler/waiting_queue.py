@@ -85,7 +85,7 @@ class WaitingQueue:
         """Add a request, ordered by its priority and by the time since which it is queued."""
         line = self._lines.setdefault(entry.client, {}).setdefault(entry.adapter, _Line())
         self._entries[entry.rid] = entry
-        entry.status, entry.placed, entry.begun = self._status, None, None
+        entry.status, entry.placed_at, entry.first_token_at = self._status, None, None
         insort(line.order, self._place(entry))
         self._settle(entry, line)
         self.adapters[entry.adapter] += 1

@@ -247,7 +247,7 @@ def test_a_request_that_is_cancelled_while_there_is_no_executor_is_gone() -> Non
     assert desk.offer() == {}
 
 
-def test_a_suspect_that_is_lined_up_is_left_there_whatever_else_is_told() -> None:
+def test_a_suspect_that_is_offered_is_left_there_whatever_else_is_told() -> None:
     desk = Desk()
     desk.ask(POISON)
     desk.run()
