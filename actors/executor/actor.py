@@ -297,7 +297,7 @@ class ExecutorActor:
         try:
             self._tower.begin(message, self._runtime.run_tower)
         except HearthError as error:
-            self._rows.embed([EncodeFailed(message.number, error.code, error.message)])
+            self._rows.record_images([EncodeFailed(message.number, error.code, error.message)])
 
     def _ask_again(self, ask: Callable[[], None]) -> None:
         """Compare the known answer as at the start, once no row runs."""
@@ -364,7 +364,7 @@ class ExecutorActor:
 
     def _fail_all(self, error: Exception) -> None:
         """Fail all rows and pictures after a step that failed."""
-        self._rows.embed(self._tower.failed(self._tower.numbers, _as_failure(error)))
+        self._rows.record_images(self._tower.failed(self._tower.numbers, _as_failure(error)))
         self._fail(list(self._rows), error)
         self._tell()
 
@@ -373,7 +373,7 @@ class ExecutorActor:
         rows = self._rows
         placed = len(rows)
         if result.pictures:
-            rows.embed(self._tower.ended(result.pictures))
+            rows.record_images(self._tower.ended(result.pictures))
         failed = rows.take_failed(result)
         rows.record(result)
         self._doubts.ended(rows.verdicts, result.ended)

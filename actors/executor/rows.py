@@ -85,7 +85,7 @@ class ExecutorRows:
             self.waiting = {}
             self._retiring = self._output.retiring = self.changed = True
 
-    def embed(self, results: Iterable[Encoded | EncodeFailed]) -> None:
+    def record_images(self, results: Iterable[Encoded | EncodeFailed]) -> None:
         """Record results of images."""
         told = list(results)
         self._output.images += told
@@ -105,12 +105,14 @@ class ExecutorRows:
         self._output.rounds += result.rounds
         self._output.cached |= result.cached
         if result.tokens:
-            self.generate(result.tokens, result.ended, result.begun)
+            self.record_tokens(result.tokens, result.ended, result.slot_times)
 
-    def generate(self, tokens: list[RowToken], ended: float, begun: dict[int, float]) -> None:
-        """Record tokens, and rows that end with them; `begun` rows had none before."""
+    def record_tokens(
+        self, tokens: list[RowToken], ended: float, slot_times: dict[int, float]
+    ) -> None:
+        """Record tokens, and rows that end with them; rows in `slot_times` had none before."""
         output = self._output
-        output.tokens, output.ended, output.begun = tokens, ended, begun
+        output.tokens, output.ended, output.slot_times = tokens, ended, slot_times
         self.changed = True
         for token in tokens:
             if token.finish is not None or token.error is not None:

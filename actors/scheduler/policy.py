@@ -282,7 +282,7 @@ class SchedulerPolicy:
                 self._queue.push(row)
         for row in self._rows_of(output.preempted):
             self._requeue(row, output.preempted[row.rid], now)
-        for row in self._rows_of(output.begun):
+        for row in self._rows_of(output.slot_times):
             if row.rid not in output.finished:
                 row.first_token_at = now
                 self._lora.note_first_token(row, now)

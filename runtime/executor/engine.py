@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Stream
-from hearth.runtime.loading import Told, nobody
+from hearth.runtime.loading import ProgressCallback, no_progress
 from hearth.runtime.tensors.registry import Direction
 from hearth.runtime.tensors.tensor import Tensor
 from hearth.runtime.vision_config import VisionConfig
@@ -43,13 +43,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an engine: `threads` of the processor, 0 for all physical cores.
 
     With `ranks_alone` a draft need not turn logits into log probabilities: their order is all that
-    is read of them. `told` is called with the progress of compiling kernels.
+    is read of them. `progress` is called with the progress of compiling kernels.
     """
 
     threads: int = 0
     spin: bool = False
     ranks_alone: bool = False
-    told: Told = nobody
+    progress: ProgressCallback = no_progress
 
 
 class IOTensor(NamedTuple):

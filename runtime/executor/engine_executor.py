@@ -423,7 +423,12 @@ def _open_engine(
         from hearth.runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
 
         return KernelsEngine.open(
-            folder, config, device, registry, ranks_alone=options.ranks_alone, told=options.told
+            folder,
+            config,
+            device,
+            registry,
+            ranks_alone=options.ranks_alone,
+            progress=options.progress,
         )
     load_onnx_runtime()
     from hearth.runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above

@@ -45,7 +45,7 @@ class DiskTier:
 
     def write(self, page: Page, source: Place, within_s: float = 0.0) -> None:
         """Queue the page at `source` for writing; lost where others wait longer than `within_s`."""
-        self.turn(within_s)
+        self.poll(within_s)
         if not self._free:
             self._lost.append(page)
             return
@@ -53,9 +53,9 @@ class DiskTier:
         span = self._pool.stage(source, number)
         # The page may get or lose a draft's state before that has ended.
         self._leaving.append(_Leaving(page, number, span, page.draft))
-        self.turn(within_s)
+        self.poll(within_s)
 
-    def turn(self, within_s: float = 0.0) -> None:
+    def poll(self, within_s: float = 0.0) -> None:
         """Hand pages over that the device has copied meanwhile."""
         while self._leaving and self._leaving[0].span.seconds is not None:
             one = self._leaving.popleft()
@@ -67,7 +67,7 @@ class DiskTier:
 
     def read(self, page: Page) -> bytes | None:
         """Return the bytes of a page, None while it is on its way there; raises `spill_invalid`."""
-        self.turn()
+        self.poll()
         if any(leaving.page is page for leaving in self._leaving):
             return None
         return self.disk_cache.read(page)
@@ -99,10 +99,10 @@ class DiskTier:
 
     def _wait(self, until: float, most: int) -> None:
         """Wait until no more than `most` pages are being copied."""
-        self.turn(_left(until))
+        self.poll(_left(until))
         while len(self._leaving) > most and _left(until):
             time.sleep(_TURN_S)
-            self.turn(_left(until))
+            self.poll(_left(until))
 
 
 def _left(until: float) -> float:

@@ -205,7 +205,7 @@ class PrefixCache:
         ended.
         """
         if self._disk is not None:
-            self._disk.turn()
+            self._disk.poll()
             self._forget_lost()
         self._invalidate(row for row in rows if row.state is RowState.FAILED)
         if chunk:

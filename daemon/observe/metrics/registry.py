@@ -207,7 +207,7 @@ class TokenGaps(Collector):
     """A histogram of the times between two steps that gave a reply tokens; each reply counts.
 
     A decode step gives tokens to all replies that have begun: to those of the decode step before,
-    and to those whose first token came since, in the steps with `placed`. Of the latter as many
+    and to those whose first token came since, in the steps with `slot_times`. Of the latter as many
     are remembered as can run at once: others were ended before they went on.
     """
 
@@ -219,7 +219,7 @@ class TokenGaps(Collector):
 
     def step(self, message: Deltas) -> None:
         """Count a step."""
-        if message.placed:
+        if message.slot_times:
             self._begun |= {row.rid: message.ended for row in message.rows if row.finish is None}
             while len(self._begun) > _MOST_ROWS:
                 del self._begun[next(iter(self._begun))]
