@@ -36,7 +36,7 @@ ImageEvent = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
 IsOpen = Callable[[int], bool]
 """Predicate: True if the request of this number has not ended."""
 Sent = Encode | DropWork | RunVisionEncoder | Embedded | Failed
-"""Decisions: Encode and DropWork go to the encoder, RunVisionEncoder to the executor."""
+"""Decisions, sent to encoder (Encode, DropWork), executor, front door (Embedded) or tokenizer."""
 
 
 class ImageArenas(NamedTuple):

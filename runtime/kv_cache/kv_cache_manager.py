@@ -222,10 +222,11 @@ class RowPrefix(NamedTuple):
 class HybridCacheManager:
     """All caches of one engine, the lengths of its rows and the size of its batch.
 
-    `lengths` [max batch] is the buffer that the engine reads as `kvcache_start_index`: committing
-    tokens here is all that the next step needs. `row_lengths` are the same numbers on the host,
-    so that nothing waits for the device. Rows always have the first `batch` places. `rotary` are
-    the tables of each row, of an engine that has such.
+    The name is that of the C++ runtime, whose manager routes to several kinds of cache; here `kv`
+    is the only kind so far. `lengths` [max batch] is the buffer that the engine reads as
+    `kvcache_start_index`: the next step needs nothing but tokens committed here. `row_lengths` has
+    the same numbers on the host, so that no call waits for the device. Rows always have the first
+    `batch` places. `rotary` has the tables of each row; None for an engine without such tables.
     """
 
     def __init__(self, config: LLMEngineRunnerConfig, device: Device) -> None:
