@@ -1,4 +1,4 @@
-"""The encoder: makes patches of pictures in shared memory, and embeddings of those on a CPU."""
+"""The encoder: makes patches of pictures in shared memory, and on a CPU their embeddings."""
 
 from __future__ import annotations
 
