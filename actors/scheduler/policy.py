@@ -35,14 +35,14 @@ from hearth.actors.scheduler.waiting_queue import RequestQueues, WaitingQueue
 from hearth.actors.settings import PolicySettings, Reloadable
 
 ALONE_S = 2.0
-"""Most seconds that a request which runs alone waits for slots, or keeps them from others."""
+"""Most seconds for which a request that runs alone waits for slots, or keeps slots from others."""
 
 
 class Preemption:
-    """Choice of the rows to preempt for those that wait, and of the time; no clock, no I/O.
+    """Choice of the rows to preempt for waiting requests, and of the time; no clock, no I/O.
 
-    If all slots are taken one row after the other is preempted for the first that waits. All are
-    for a request that runs alone, and for the next batch if batches are synchronous.
+    If all slots are taken one row after the other is preempted for the first waiting request. All
+    rows are preempted for a request that runs alone, and for the next synchronous batch.
     """
 
     def __init__(self, running: RunningSet, queue: WaitingQueue, quarantine: Quarantine) -> None:
@@ -55,9 +55,12 @@ class Preemption:
 
     def act(self, now: float, *, synchronous: bool) -> None:
         """Preempt the rows whose time has come."""
-        times = self._clearing_times(synchronous=synchronous)
-        for row in [row for time, row in times if time <= now]:
-            row.set_status(RequestStatus.PREEMPTING)
+        # Again for prefilling rows: they are chosen once all others have been preempted.
+        while due := [
+            row for time, row in self._clearing_times(synchronous=synchronous) if time <= now
+        ]:
+            for row in due:
+                row.set_status(RequestStatus.PREEMPTING)
         # One after the other: the next one is preempted for the next that waits.
         while ready := [
             row for time, row in self._yielding_times(synchronous=synchronous) if time <= now
@@ -93,7 +96,7 @@ RESEND_S = 1.0
 
 
 class Dispatcher:
-    """Writer of one executor's schedules, which tracks those that it has seen; no clock, no I/O.
+    """Writer of one executor's schedules; tracks what the executor has seen; no clock, no I/O.
 
     Each schedule is complete, by the status of the rows; a new one is written once a row has a
     status that no schedule has carried.
@@ -261,7 +264,7 @@ class SchedulerPolicy:
             self._gone.append(Unpin(client))
 
     def adapter_gone(self, name: str) -> list[Decision]:
-        """Fail all that wait for a removed adapter; the executor fails those that it holds."""
+        """Fail requests that wait for a removed adapter; the executor fails its own rows."""
         rids = [entry.rid for entry in self._queues if entry.adapter == name]
         for rid in rids:
             self._queues.remove(rid)
@@ -270,7 +273,7 @@ class SchedulerPolicy:
     def update(self, output: StepOutput, now: float) -> list[Decision]:
         """Apply the changes of the executor's rows, unless the output is late or comes twice.
 
-        Preempted rows are queued by `behind`, those without slots where they were.
+        Preempted rows are queued by `behind`; rows without slots keep their order in the queue.
         """
         if not self._dispatcher.is_news(output):
             return []
@@ -297,7 +300,7 @@ class SchedulerPolicy:
         return [*told, *self._note_failure(suspects, now)]
 
     def _rows_of(self, rids: Iterable[int]) -> list[RequestState]:
-        """The rows of these numbers that are at the executor."""
+        """The rows at the executor with these numbers."""
         return [row for rid in rids if (row := self._running.get(rid)) is not None]
 
     def _place(self, row: RequestState, now: float) -> None:
@@ -324,7 +327,7 @@ class SchedulerPolicy:
         self._requeued += 1
 
     def _rows_failed(self, failures: Iterable[Failed], now: float) -> list[RequestState]:
-        """Remove the rows that failed; those of them that may have failed the executor."""
+        """Remove the rows that failed; returns rows that may have failed the executor."""
         suspects = []
         for failure in failures:
             for row in self._rows_of(failure.rids):

@@ -285,6 +285,18 @@ def test_the_house_empties_for_a_suspect_within_two_seconds() -> None:
     assert schedule_of(desk.policy.tick(placed + 2.0)).preempted == desk.rows
 
 
+def test_rows_that_prefill_leave_for_a_suspect_with_the_others() -> None:
+    desk = Desk()
+    desk.ask(POISON)
+    desk.run()
+    desk.die()
+    desk.ask(INNOCENT, OTHER)
+    desk.run()
+    desk.tell(slot_times={desk.rows[0]: desk.now})
+    desk.ask(POISON)
+    assert schedule_of(desk.policy.tick(desk.now + 2.0)).preempted == desk.rows
+
+
 def entry(rid: int, token: int = 1, seed: int | None = None, max_tokens: int = 8) -> RequestState:
     options = RequestOptions(seed=seed, max_tokens=max_tokens)
     return RequestState(Request(rid, options, token_ids=[token, 2, 3]), queued=0.0)
