@@ -73,7 +73,7 @@ class EncoderActor:
     """The encoder's loop on one thread, with a second thread that runs the vision encoder.
 
     Every piece of work is answered once. The actor owns its arguments, except `to_supervisor`.
-    Without `tower` the executor runs the vision encoder, and this actor makes patches alone.
+    Without `tower` this actor makes patches only, and the executor runs the vision encoder.
     """
 
     def __init__(

@@ -78,8 +78,8 @@ class ImageDecoder:
     """Non-blocking client of a process that decodes pictures, one job after the other.
 
     A process that dies or takes longer than `timeout_s` for a picture is replaced. Its current job
-    fails, unless it died after other jobs, which may be the cause: then that job is retried once,
-    first in a new process. Jobs that waited go on there.
+    fails, unless the process had done other jobs, which may be the cause of its death: then the job
+    is retried once, as the first of a new process. Waiting jobs go on there.
     """
 
     def __init__(

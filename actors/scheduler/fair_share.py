@@ -17,7 +17,7 @@ _STAYING = {RequestStatus.RUNNING, RequestStatus.PREEMPTING}
 
 
 class FairShareClaim(NamedTuple):
-    """A request that is to have a slot by `due`, and the rows of which one or all leave."""
+    """A request that is to get a slot by `due`, and the rows that may leave for it, one or all."""
 
     due: float
     entry: RequestState
@@ -28,19 +28,19 @@ class FairShareClaim(NamedTuple):
 class FairShare:
     """Bound of the wait of light clients for their first slot; no clock, no I/O.
 
-    A light client has no slot, has fewer requests than another client, and has had much less of
-    late. Once its first request has waited for `FIRST_PLACE_S` it gets a slot of the other's,
-    whatever that has paid for it and whatever its priority. The other keeps another slot, or has
-    not given way unpaid with this request before: so it gets further too. Requests of a priority
-    below 0 are left out: they can wait. A synchronous batch is preempted as a whole, once all of
-    its rows that gave way before have paid. Requests for another adapter wait for its turn.
+    A light client has no slot, has fewer requests than another client, and has had slots for much
+    less time of late. Once its first request has waited for `FIRST_PLACE_S`, a row of the other
+    client gives way, of any priority and whether it has paid or not. That client must keep another
+    slot, or the row must not have given way unpaid before: so the other client makes progress too.
+    Requests of a priority below 0 make no claim. A synchronous batch is preempted as a whole, once
+    all of its rows that gave way before have paid. Requests for another adapter wait for its turn.
     """
 
     def __init__(self, running: RunningSet, queue: WaitingQueue, lora: LoRAScheduler) -> None:
         self._running, self._queue, self._lora = running, queue, lora
 
     def next(self, now: float, *, synchronous: bool) -> FairShareClaim | None:
-        """The claim that is due first; None while there is none, or one is being served."""
+        """The claim that is due first; None without a claim, or while one is being served."""
         running = self._running
         placed = [row for row in running if row.has_slot]
         if not placed or any(row.status is _AT_ONCE for row in placed):

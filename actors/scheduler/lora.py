@@ -17,15 +17,15 @@ _PAID_S = 2.0
 class LoRAScheduler:
     """Choice of the active LoRA adapter, which all rows that run together share; no clock, no I/O.
 
-    Only rows of the active adapter are offered, and all others are preempted. While requests
-    wait for other adapters, its turn lasts, from its first slot on, for a part of `adapter_turn_s`
-    that is the share of slots taken, so that few rows do not keep many waiting; and for at least
-    `_TIMES_PAID` times what its first prefill took, up to `_PAID_S`. Then its rows are preempted
-    and queue up where they were, and the adapter of the first waiting request follows. Such a
-    request counts as waiting since its adapter's last turn at the earliest: so each adapter has its
-    turn however many requests others have. A turn goes on while one of its rows is by priority
-    before all that wait for others; after its time only requests before those join it. With
-    synchronous batches a turn is a batch.
+    Only rows of the active adapter are offered, and rows of other adapters are preempted. While
+    requests wait for other adapters, a turn lasts, from its first slot on, for `adapter_turn_s`
+    times the share of slots that its rows have, so that few rows do not keep many waiting; but for
+    at least `_TIMES_PAID` times its first prefill, up to `_PAID_S`. Then its rows are preempted and
+    keep their order in the queue, and the adapter of the first waiting request follows. A request
+    counts as waiting since its adapter's last turn at the earliest: so each adapter gets a turn,
+    however many requests others have. A turn goes on while one of its rows is by priority before
+    all requests that wait for other adapters; after its time only requests before those join it.
+    With synchronous batches a turn is a batch.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LoRAScheduler:
 
     @property
     def next(self) -> RequestState | None:
-        """The request whose adapter is served once no row is left; None where none waits."""
+        """The request whose adapter is served once no row is left; None if no request waits."""
         if len(self._queue.adapters) <= 1:
             return self._queue.first
         return min(self._ranked(), key=lambda one: one[0])[1]

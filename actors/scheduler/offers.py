@@ -14,11 +14,11 @@ class BatchingDelay:
     """Choice of the time that an idle executor waits for more rows; no clock, no I/O.
 
     A window opens when a request could start, and lasts `fill_wait_s`. Waiting costs the first
-    request that time. Not waiting costs those that come within the window a whole batch, of which
-    they are not part, but `hold_s` at most. So waiting pays while the share of windows in which
-    others come, times the mean length of a batch, is more than `fill_wait_s`. Until experience says
-    otherwise others come in every window, and a batch takes `hold_s`. A batch is the time from one
-    idle moment to the next; rows that join lose less of it, a step and a prefill of their own.
+    request that time. Not waiting costs the requests that come within the window a whole batch,
+    but `hold_s` at most. So waiting pays if the share of windows in which more requests come, times
+    the mean length of a batch, is more than `fill_wait_s`. The first estimates are that more
+    requests come in every window, and that a batch takes `hold_s`. A batch lasts from one idle
+    moment to the next; rows that join it lose less, a step and a prefill of their own.
     """
 
     def __init__(self, settings: Reloadable[PolicySettings]) -> None:

@@ -15,7 +15,7 @@ _FORGOTTEN_S = 0.01
 
 
 class _Usage:
-    """Seconds for which clients have had slots of late; those `MEMORY_S` ago count 1/e."""
+    """Seconds for which clients have had slots of late; a second `MEMORY_S` ago counts 1/e."""
 
     def __init__(self) -> None:
         # By client: the seconds that it has used, as of a moment.
@@ -86,7 +86,7 @@ class RunningSet:
 
     @property
     def unplaced(self) -> int:
-        """Number of rows without a slot, including those on their way back."""
+        """Number of rows without a slot, including withdrawn rows that have not left yet."""
         return sum(not row.has_slot for row in self)
 
     @property
@@ -101,9 +101,9 @@ class RunningSet:
     ) -> tuple[float, float, RequestState] | None:
         """The next request to offer, of the first ones of clients: its order, its arrival, itself.
 
-        That is the `claimant`, before all others, if it is among them. Else it is the one that came
-        first; but a client that has had much less than another goes before that one, until it has
-        as many slots.
+        The `claimant`, if it is among the heads, is the next. Else it is the request that came
+        first; but a client that has had much less slot time than another goes before that client,
+        until it has as many slots.
         """
         if not heads:
             return None
@@ -186,7 +186,7 @@ class RunningSet:
         return times
 
     def batch_release_times(self, order: float) -> list[tuple[float, RequestState]]:
-        """Times at which the rows of a synchronous batch are preempted for one that waits."""
+        """Times at which the rows of a synchronous batch are preempted for a waiting request."""
         staying = self.staying
         if not staying:
             return []
@@ -209,7 +209,7 @@ class _Shares:
         self._used: dict[int, float] = {}
 
     def passes(self, entry: RequestState, other: RequestState) -> bool:
-        """True if one goes before the other: it has fewer slots and has had much less."""
+        """True if `entry` goes before `other`: its client has fewer slots and has had much less."""
         one, two = entry.client, other.client
         # As offered rows get slots the other client loses as many.
         soon = self._offered[one] + 1
@@ -229,7 +229,7 @@ class _Shares:
 def much_less(used: float, other: float) -> bool:
     """True if a client has had slots for less than a quarter of another's time.
 
-    It is False of two that have only just begun.
+    It is False for two clients that have only just begun.
     """
     return _LESS * (used + _BEGINNING_S) < other
 

@@ -87,7 +87,7 @@ class _ImageMetrics:
         )
 
     def record(self, images: ImageUsage, seconds: float) -> None:
-        """Count those of one generation, and how long they took."""
+        """Count the images of one generation, and the seconds that they took."""
         self._images.labels("cached").inc(images.cached)
         self._images.labels("encoded").inc(images.count - images.cached)
         self._tokens.inc(images.tokens)
@@ -206,9 +206,9 @@ _MOST_ROWS = 1024
 class TokenGaps(Collector):
     """A histogram of the times between two steps that gave a reply tokens; each reply counts.
 
-    A decode step gives tokens to all replies that have begun: to those of the decode step before,
-    and to those whose first token came since, in the steps with `slot_times`. Of the latter as many
-    are remembered as can run at once: others were ended before they went on.
+    A decode step gives tokens to all replies that have begun: the replies of the decode step before
+    it, and the replies whose first token came since, in steps with `slot_times`. At most as many
+    new replies are remembered as can run at once: any more have ended already.
     """
 
     def __init__(self) -> None:

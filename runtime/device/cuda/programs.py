@@ -75,9 +75,9 @@ class Programs:
     def kernel(self, file: str, name: str, config: KernelConfig, shared_bytes: int = 0) -> Any:
         """Kernel `name` of `{file}.cu` for steps; its blocks may be given `shared_bytes`.
 
-        All ask for the largest share of shared memory: a multiprocessor that had to change it
-        between two kernels would have to be empty in between. Raises as `function`, and
-        `executor_failed` where the GPU does not give a block as much.
+        All kernels ask for the largest share of shared memory: a multiprocessor that changes its
+        share between two kernels has to be empty in between. Raises the errors of `function`, and
+        `executor_failed` if the GPU does not give a block as many bytes.
         """
         return self._kernel(KernelRequest(file, name, config, shared_bytes))
 

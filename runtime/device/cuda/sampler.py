@@ -35,7 +35,7 @@ from hearth.runtime.tensors.tensor import Tensor
 _WORDS, _LIVE = 4, 8
 
 Draw = Callable[[SampleSlot, int], CudaPendingSamples]
-"""Call that queues the work behind the scan of so many rows, whose results are in the slot."""
+"""Call that queues the work behind the scan of a number of rows, with results in the slot."""
 
 
 class CudaCapturedSampler:
@@ -60,13 +60,13 @@ class CudaCapturedSampler:
         self._rows = 0
 
     def expect(self, rows: int) -> None:
-        """Write the number of rows where the scans find it, if it is another."""
+        """Write the number of rows for the scans, if it has changed."""
         if rows != self._rows:
             self._stream.fill(self._turn + _LIVE, rows)
             self._rows = rows
 
     def queue(self, rows: int) -> None:
-        """Queue a scan of all these rows."""
+        """Queue a scan of all rows."""
         batch, (launch, blocks) = self._batch, self._scan
         batch.results = self._ring.address
         batch.first, batch.picked, batch.turn = 0, rows, self._turn
@@ -76,7 +76,7 @@ class CudaCapturedSampler:
             batch.turn = 0
 
     def samples(self) -> CudaPendingSamples:
-        """Take the turn of the launch, and queue what rows draw."""
+        """Take the slot of the launch, and queue the draws of rows."""
         return self._draw(self._ring.take(), self._rows)
 
 
@@ -223,7 +223,7 @@ class CudaBatchSampler:
         self._prepare(library, memory, buffers)
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let rows move with histories, settings and newest tokens, and take those of new rows.
+        """Let rows move with histories, settings and newest tokens; take the settings of new rows.
 
         Raises `invalid_value` naming a new row's setting.
         """
@@ -275,7 +275,7 @@ class CudaBatchSampler:
         return CudaPendingSamples(slot, self._stream, rows, wanted)
 
     def verify(self, rows: int, width: int) -> CudaPendingPaths:
-        """Queue the walks of the first rows' trees; raises `internal` where there are none."""
+        """Queue the walks of the first rows' trees; raises `internal` without trees."""
         if self._walks is None or not 0 <= rows <= len(self._rows):
             raise HearthError("internal", f"cannot verify the trees of {rows} rows")
         greedy = all(self._greedy[:rows])

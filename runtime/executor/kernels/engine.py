@@ -85,7 +85,7 @@ class KernelsEngine:
         """Compile the kernels of a folder's engine and load them; its weights are bindings.
 
         `facts` and `compiler` replace the ones of the GPU; `EngineOptions` has the other two.
-        Raises `engine_incompatible` naming what kernels do not serve, and `engine_corrupt`.
+        Raises `engine_incompatible` naming a fact that kernels do not serve, and `engine_corrupt`.
         """
         layout = load_layout(folder)
         facts = facts or GpuFacts.of(device.context)
@@ -261,7 +261,7 @@ def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[Step
 
 
 def fixed_shape(io: IOTensor) -> tuple[int, ...]:
-    """The shape of a binding that no dims decide; 1 where any size does."""
+    """The shape of a binding without dims; 1 for a size that is free."""
     return tuple(size if isinstance(size, int) else 1 for size in io.shape)
 
 
