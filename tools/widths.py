@@ -187,7 +187,7 @@ def width_figures(
 
 
 def width_times(folder: Path, amounts: Amounts) -> WidthTimes:
-    """Open an engine folder and time it; raises what opening raises.
+    """Open an engine folder and time it; raises the errors of opening.
 
     An engine of kernels verifies trees, as it does with a draft; others, which were exported for
     none, verify chains, as lookup has them do.
