@@ -1,4 +1,4 @@
-"""Messages between actors, grouped by the inbox that they are sent to.
+"""Messages between actors: shared ones first, then a section for each inbox, its union last.
 
 `rid` is the front door's number for a request: unique and increasing for the daemon's life.
 Times are seconds of the system-wide monotonic clock, so they compare across processes.
@@ -21,8 +21,11 @@ class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults
     """A message between actors: positional, because both ends are always of one version."""
 
 
+# --- parts of messages --------------------------------------------------------------------
+
+
 class ImageInput(msgspec.Struct, frozen=True, array_like=True):
-    """A picture that a client has sent, and the slot of its bytes in the arena of pictures."""
+    """A picture that a client has sent, and the arena slot of its bytes."""
 
     picture: Picture
     slot: Slot
@@ -58,76 +61,6 @@ class ImageTimes(msgspec.Struct, frozen=True, array_like=True):
     engine_s: float = 0.0
 
 
-# --- to the encoder ---
-
-
-class Encode(ActorMessage, tag="encode"):
-    """Make patches of a visual in `patches` and, if the encoder runs the model, also `target`.
-
-    It is answered once, by `Patched`, `Encoded` or `EncodeFailed`.
-    """
-
-    number: int
-    work: ImageWork
-    patches: Slot
-    target: Slot
-
-
-class DropWork(ActorMessage, tag="drop_work"):
-    """Drop pieces of work that are not needed any more: those not begun fail with `cancelled`."""
-
-    numbers: list[int]
-
-
-# --- to the scheduler ---
-
-
-class Patched(ActorMessage, tag="patched"):
-    """The patches of a piece of work are in their slot, for the executor's vision encoder."""
-
-    number: int
-    times: ImageTimes
-
-
-class Encoded(ActorMessage, tag="encoded"):
-    """The embeddings of a piece of work are in their slot; `times` are those of the sender."""
-
-    number: int
-    times: ImageTimes
-
-
-class EncodeFailed(ActorMessage, tag="encode_failed"):
-    """A piece of work ended in a failure, of its own if `code` is one of an image."""
-
-    number: int
-    code: str
-    message: str
-
-
-class EncoderReady(ActorMessage, tag="encoder_ready"):
-    """An encoder listens at `work`; any earlier one is gone."""
-
-    work: str
-
-
-class EncoderLost(ActorMessage, tag="encoder_lost"):
-    """The encoder died, and the work that it had has failed."""
-
-    reason: str
-
-
-# --- to an executor ---
-
-
-class RunVisionEncoder(ActorMessage, tag="run_vision_encoder"):
-    """Make embeddings of patches, between two steps; `StepOutput.images` answers."""
-
-    number: int
-    layout: ImageLayout
-    patches: Slot
-    target: Slot
-
-
 Limit = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
@@ -139,7 +72,7 @@ class ExecutorLimits(msgspec.Struct, frozen=True, array_like=True):
     max_total_tokens: Limit
 
 
-# --- to the tokenizer ---------------------------------------------------------------------
+# --- to more than one inbox ---------------------------------------------------------------
 
 
 class Request(ActorMessage, tag="request"):
@@ -171,20 +104,6 @@ class Request(ActorMessage, tag="request"):
     images: list[PromptImage] = []
 
 
-class Convert(ActorMessage, tag="convert"):
-    """Tokenize text or a conversation, or detokenize ids, outside any generation.
-
-    Clients take turns by their numbers `client`.
-    """
-
-    rid: int
-    text: str | None = None
-    chat: Conversation | None = None
-    tokens: list[int] | None = None
-    visuals: list[Visual] = []
-    client: int = 0
-
-
 class Cancel(ActorMessage, tag="cancel"):
     """Drop request `rid` wherever it is; unknown ids are ignored."""
 
@@ -204,19 +123,35 @@ class Failed(ActorMessage, tag="failed"):
     ahead: int = 0
 
 
+class Encoded(ActorMessage, tag="encoded"):
+    """The embeddings of a piece of work are in their slot, after `times` at the sender."""
+
+    number: int
+    times: ImageTimes
+
+
+class EncodeFailed(ActorMessage, tag="encode_failed"):
+    """A piece of work has failed, with one of the codes of errors."""
+
+    number: int
+    code: str
+    message: str
+
+
 class StepOutput(ActorMessage, tag="step_output"):
-    """Changes of the rows of one executor: one a step, and one where rows change without a step.
+    """Changes of one executor's rows in one step, or between two steps if rows change there.
 
-    `number` counts them from 1, and `seq` is the newest `Schedule` that the executor has seen:
-    rows that are not wanted there any more, and had no place, are not here any more either.
+    Each must arrive once and in order: `number` counts them from 1, and readers drop doubled and
+    late ones by it. `seq` is the newest `Schedule` that the executor has seen: rows without slots
+    that it does not offer have left.
 
-    `tokens` are of a step that ended at `ended`; a round of speculation gives a request several, in
-    order, and `rounds` tell of it. Both have the request's number as row.
-    `placed` rows take part from the next step on. `begun` rows have had their first tokens, and got
-    their places at these times; of their prompts `cached` tokens came from the prefix cache.
-    `finished` rows ended with a token of this step; `preempted` ones have left with all that they
-    had generated. `missing` rows are wanted, and their requests have not come. An executor that is
-    `retiring` has given up all rows without places.
+    `tokens` are those of a step that ended at `ended`; a round of speculation gives a request
+    several, in order, and `rounds` has its figures. Both name the request's number as row.
+    `placed` rows take part from the next step on. `slot_times` has the rows that got their first
+    tokens, with the times at which they had got their slots; `cached` tokens of their prompts came
+    from the prefix cache. `finished` rows ended with a token of this step; `preempted` rows have
+    left with all tokens that they had generated. `missing` rows are offered, but their requests
+    have not come. A `retiring` executor has given up all rows without slots.
     """
 
     incarnation: int
@@ -225,7 +160,7 @@ class StepOutput(ActorMessage, tag="step_output"):
     tokens: list[RowToken] = []
     ended: float = 0.0
     placed: list[int] = []
-    begun: dict[int, float] = {}
+    slot_times: dict[int, float] = {}
     finished: list[int] = []
     preempted: dict[int, list[int]] = {}
     failed: list[Failed] = []
@@ -236,24 +171,18 @@ class StepOutput(ActorMessage, tag="step_output"):
     cached: dict[int, int] = {}
 
     def without_tokens(self) -> "StepOutput | None":
-        """Return a copy without tokens for the scheduler; None if there are tokens alone."""
-        changed = self.begun or self.finished or self.failed or self.images
+        """Return a copy without tokens for the scheduler; None if it has nothing but tokens."""
+        changed = self.slot_times or self.finished or self.failed or self.images
         if self.tokens and not changed:
             return None
         return msgspec.structs.replace(self, tokens=[], rounds=[], cached={})
 
 
-class RowsCut(ActorMessage, tag="rows_cut"):
-    """Requests end with the tokens they have: the new executor's limits are lower."""
-
-    rids: list[int]
-
-
 class ExecutorReady(ActorMessage, tag="executor_ready"):
     """An executor listens at `work`; any earlier one is gone, and its late outputs are dropped.
 
-    The tokenizer passes it on, as it does `ExecutorLost`, so that it follows all outputs of the
-    earlier one.
+    The tokenizer passes it on to the scheduler, as it does `ExecutorLost`, so that it follows all
+    outputs of the earlier executor.
     """
 
     incarnation: int
@@ -262,7 +191,10 @@ class ExecutorReady(ActorMessage, tag="executor_ready"):
 
 
 class ExecutorLost(ActorMessage, tag="executor_lost"):
-    """The executor died, and its rows have failed; if `blameless`, they are not suspects."""
+    """The executor died: rows with slots have failed, and offered rows are queued again.
+
+    All of them are suspects of its death, unless it is `blameless`.
+    """
 
     reason: str
     blameless: bool = False
@@ -271,10 +203,49 @@ class ExecutorLost(ActorMessage, tag="executor_lost"):
 class ClientGone(ActorMessage, tag="client_gone"):
     """The session of this client has ended: its pins in the prefix cache are released.
 
-    The tokenizer passes it on, so that it follows all requests of the client.
+    The tokenizer passes it on to the scheduler, so that it follows all requests of the client.
     """
 
     client: int
+
+
+class SetLogLevel(ActorMessage, tag="set_log_level"):
+    """Log events of this level and above from now on."""
+
+    level: Level
+
+
+class Shutdown(ActorMessage, tag="shutdown"):
+    """End after the current step; running rows fail with `shutting_down`.
+
+    With `after_rows` end once the running rows have ended, as another executor takes over: give up
+    the rows without slots, place no row any more, and say so in the outputs.
+    """
+
+    after_rows: bool = False
+
+
+# --- to the tokenizer ---------------------------------------------------------------------
+
+
+class Convert(ActorMessage, tag="convert"):
+    """Tokenize text or a conversation, or detokenize ids, outside any generation.
+
+    Clients take turns by their numbers `client`.
+    """
+
+    rid: int
+    text: str | None = None
+    chat: Conversation | None = None
+    tokens: list[int] | None = None
+    visuals: list[Visual] = []
+    client: int = 0
+
+
+class RowsCut(ActorMessage, tag="rows_cut"):
+    """Requests end with the tokens they have: the new executor's limits are lower."""
+
+    rids: list[int]
 
 
 TokenizerMessage = (
@@ -289,7 +260,21 @@ TokenizerMessage = (
     | ClientGone
 )
 
+
 # --- to the scheduler ---------------------------------------------------------------------
+
+
+class AskReport(ActorMessage, tag="ask_report"):
+    """Report the queue to the front door's `rid`."""
+
+    rid: int
+
+
+class Patched(ActorMessage, tag="patched"):
+    """The patches of a piece of work are in their slot, for the executor's vision encoder."""
+
+    number: int
+    times: ImageTimes
 
 
 class AdapterGone(ActorMessage, tag="adapter_gone"):
@@ -298,10 +283,16 @@ class AdapterGone(ActorMessage, tag="adapter_gone"):
     name: str
 
 
-class AskReport(ActorMessage, tag="ask_report"):
-    """Report the queue to the front door's `rid`."""
+class EncoderReady(ActorMessage, tag="encoder_ready"):
+    """An encoder listens at `work`; any earlier one is gone."""
 
-    rid: int
+    work: str
+
+
+class EncoderLost(ActorMessage, tag="encoder_lost"):
+    """The encoder died: its work has failed."""
+
+    reason: str
 
 
 SchedulerMessage = (
@@ -318,29 +309,89 @@ SchedulerMessage = (
 )
 SchedulerControl = Cancel | AdapterGone | EncoderReady | EncoderLost
 
-# --- to a process of its own --------------------------------------------------------------
+
+# --- to an executor -----------------------------------------------------------------------
 
 
-class SetLogLevel(ActorMessage, tag="set_log_level"):
-    """Log events of this level and above from now on."""
+class Schedule(ActorMessage, tag="schedule"):
+    """The whole schedule of one executor's rows; of two the one with the higher `seq` counts.
 
-    level: Level
-
-
-class Shutdown(ActorMessage, tag="shutdown"):
-    """End after the current step; running rows fail with `shutting_down`.
-
-    With `after_rows` end once the running rows have ended, as another executor takes over: waiting
-    rows are given up, no row is placed any more, and outputs say so.
+    The offered `rows` get slots in this order as soon as slots are free. `new` has the request of
+    a row once, and again if the executor misses it. A row without a slot that is not among `rows`
+    is given up. Rows with slots go on, except for `cancelled` ones, which are dropped, and for
+    `preempted` and `urgent` ones, which leave with the tokens that they have generated: the first
+    once they have decoded for as long as their prefill took, the second at once. The scheduler has
+    heard all outputs up to number `heard`.
     """
 
-    after_rows: bool = False
+    incarnation: int
+    seq: int
+    heard: int
+    rows: list[int] = msgspec.field(default_factory=list)
+    new: dict[int, RowRequest] = msgspec.field(default_factory=dict)
+    preempted: list[int] = msgspec.field(default_factory=list)
+    urgent: list[int] = msgspec.field(default_factory=list)
+    cancelled: list[int] = msgspec.field(default_factory=list)
+
+
+class RunVisionEncoder(ActorMessage, tag="run_vision_encoder"):
+    """Make embeddings of patches, between two steps; `StepOutput.images` answers."""
+
+    number: int
+    layout: ImageLayout
+    patches: Slot
+    target: Slot
+
+
+class Unpin(ActorMessage, tag="unpin"):
+    """Release the pages that this client's rows have pinned: its session has ended.
+
+    Its rows have ended before, or an earlier `Schedule` cancels them.
+    """
+
+    client: int
+
+
+class SetAdapter(ActorMessage, tag="set_adapter"):
+    """Load an adapter from `folder`, an absolute path, or unload it if that is None.
+
+    Rows that have an unloaded adapter, or wait for it, fail with `adapter_unknown`.
+    """
+
+    name: str
+    folder: str | None
+
+
+ExecutorMessage = Schedule | RunVisionEncoder | Unpin
+ExecutorControl = SetAdapter | SetLogLevel | Shutdown
 
 
 # --- to the encoder -----------------------------------------------------------------------
 
+
+class Encode(ActorMessage, tag="encode"):
+    """Write a visual's patches to `patches`; if the encoder runs the model, embeddings to `target`.
+
+    One `Patched`, `Encoded` or `EncodeFailed` answers it.
+    """
+
+    number: int
+    work: ImageWork
+    patches: Slot
+    target: Slot
+
+
+class DropWork(ActorMessage, tag="drop_work"):
+    """Drop pieces of work that no request needs any more; unbegun ones fail with `cancelled`."""
+
+    numbers: list[int]
+
+
 EncoderMessage = Encode | DropWork
+
+
 EncoderControl = SetLogLevel | Shutdown
+
 
 # --- to the front door --------------------------------------------------------------------
 
@@ -358,8 +409,8 @@ class Accepted(ActorMessage, tag="accepted"):
 class Embedded(ActorMessage, tag="embedded"):
     """The embeddings of all visuals of a request are ready; it is queued after this message.
 
-    They are `tokens`; `cached` of the visuals were ready before, the others took `times` in all.
-    `sizes` are width and height of each in pixels, as the model gets it.
+    They take `tokens` tokens. `cached` of the visuals were ready before; the others took `times` in
+    all. `sizes` are width and height in pixels of each visual, as the model gets it.
     """
 
     rid: int
@@ -394,12 +445,12 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
 class Deltas(ActorMessage, tag="deltas"):
     """Text of one engine step, one row a request; see `StepOutput`.
 
-    `begun` there is `placed` here. All rows waited `detokenize_s` for it.
+    All rows waited `detokenize_s` seconds for their text.
     """
 
     rows: list[RowDelta]
     ended: float
-    placed: dict[int, float] = {}
+    slot_times: dict[int, float] = {}
     rounds: list[RowRound] = []
     detokenize_s: float = 0.0
     cached: dict[int, int] = {}
@@ -416,8 +467,8 @@ class Converted(ActorMessage, tag="converted"):
 class SchedulerReport(ActorMessage, tag="scheduler_report"):
     """State of the scheduler now, and its counters since the start.
 
-    `running` of `places` slots are taken; `rows` counts those that ever got a slot. `embeddings`
-    are the bytes that those of images take, for a vision model.
+    `running` of `places` slots are taken; `rows` counts the rows that ever got a slot. `embeddings`
+    is the number of bytes that embeddings of images take; None for a model without vision.
     """
 
     rid: int
@@ -432,46 +483,3 @@ class SchedulerReport(ActorMessage, tag="scheduler_report"):
 
 
 DoorMessage = Accepted | Embedded | Deltas | Failed | Converted | SchedulerReport
-
-
-class Schedule(ActorMessage, tag="schedule"):
-    """The whole schedule of one executor's rows; of two the one with the higher `seq` counts.
-
-    `rows` get places in this order as soon as some are free; what they ask is in `new` once, and
-    again where the executor misses it. A row that has no place and is not among them is given up.
-    Those that have places go on, but for the `cancelled`, which are dropped, and the `preempted`,
-    which leave with what they have generated: once they have decoded for as long as their prefill
-    took, or at once where they are `urgent`. The scheduler has heard all outputs up to `heard`.
-    """
-
-    incarnation: int
-    seq: int
-    heard: int
-    rows: list[int] = msgspec.field(default_factory=list)
-    new: dict[int, RowRequest] = msgspec.field(default_factory=dict)
-    preempted: list[int] = msgspec.field(default_factory=list)
-    urgent: list[int] = msgspec.field(default_factory=list)
-    cancelled: list[int] = msgspec.field(default_factory=list)
-
-
-class Unpin(ActorMessage, tag="unpin"):
-    """Release what this client's rows have pinned in the prefix cache: its session has ended.
-
-    Its rows have ended before, or a `Schedule` before this cancels them.
-    """
-
-    client: int
-
-
-class SetAdapter(ActorMessage, tag="set_adapter"):
-    """Load an adapter from `folder`, an absolute path, or unload it if that is None.
-
-    Rows that have an unloaded adapter, or wait for it, fail with `adapter_unknown`.
-    """
-
-    name: str
-    folder: str | None
-
-
-ExecutorMessage = Schedule | RunVisionEncoder | Unpin
-ExecutorControl = SetAdapter | SetLogLevel | Shutdown

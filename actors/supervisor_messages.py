@@ -12,7 +12,7 @@ from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 class ActorHello(ActorMessage, tag="actor_hello"):
-    """An actor process has begun to load."""
+    """The process of an actor begins to load."""
 
     name: str
     pid: int
@@ -29,8 +29,8 @@ class ActorLoading(ActorMessage, tag="actor_loading"):
 class ActorReady(ActorMessage, tag="actor_ready"):
     """An actor can work; `facts` are shown by `status` and `check`.
 
-    An executor reports its limits, and the adapters that it found, each with the reason why it is
-    not served ("" if it is).
+    An executor reports its limits, and each adapter that it found with the reason why it does not
+    serve it ("" if it does).
     """
 
     name: str
@@ -43,8 +43,8 @@ class ActorReady(ActorMessage, tag="actor_ready"):
 class ExecutorMetrics(msgspec.Struct, array_like=True):
     """Counters of an executor since its start, and its memory: see `BatchRuntime`.
 
-    `adapter` is that of the rows, "" for none, and was switched `switches` times. `images` are all
-    zero if none came.
+    `adapter` is the rows' adapter, "" for none; `switches` counts its changes. The counts of
+    `images` are zero if no image came.
     """
 
     prefill: StageMetrics
@@ -60,7 +60,7 @@ class ExecutorMetrics(msgspec.Struct, array_like=True):
 
 
 class ActorProgress(ActorMessage, tag="actor_progress"):
-    """The actor's loop has turned: sent at most once a second, while it works or waits.
+    """Sign that the actor's loop goes on: sent at most once a second, while it works or waits.
 
     An executor adds its metrics.
     """
@@ -70,7 +70,7 @@ class ActorProgress(ActorMessage, tag="actor_progress"):
 
 
 class AdapterAnswer(ActorMessage, tag="adapter_answer"):
-    """Result of `LoadAdapter` or `UnloadAdapter`: done, or the error with its `code`."""
+    """Result of a `SetAdapter`: done if `code` is empty, else an error."""
 
     name: str
     adapter: str

@@ -55,7 +55,7 @@ class ChildProcess:
             raise self._gone("has ended") from error
 
     def receive(self, kind: Any, timeout_s: float) -> Any:
-        """The next message, of type `kind`; raises what the child refuses with.
+        """The next message, of type `kind`; raises the error with which the child refuses.
 
         Raises `internal` when nothing comes in time.
         """

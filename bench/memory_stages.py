@@ -74,7 +74,7 @@ class MemoryJob(msgspec.Struct, frozen=True):
 def build_in_stages(job: MemoryJob, built: Callable[[str], None]) -> None:
     """Open the engine folder as the runtime does, and run the largest steps; tell each stage.
 
-    Raises what opening raises.
+    Raises the errors of opening.
     """
     deployment, folder = job.load(), Path(job.engine)
     device = open_device(deployment.base.device)

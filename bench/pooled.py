@@ -41,7 +41,7 @@ _PIECE = 1 << 20
 def write_pooled_engine(source: Path, target: Path, options: ExportOptions) -> None:
     """An engine folder of kernels; `source` has the configuration and the tokenizer.
 
-    Raises what exporting raises.
+    Raises the errors of exporting.
     """
     model = load_model_config(source)
     config = structs.replace(engine_config(model, options), model_name=source.name)

@@ -54,7 +54,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
 
 
 def deployment_of(settings: Settings, engine: Path) -> DeploymentConfig:
-    """Load the deployment of an engine folder; raises what a start is refused for.
+    """Load the deployment of an engine folder; raises the error that refuses a start.
 
     Digests are left to the executor, which checks them.
     """

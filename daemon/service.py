@@ -227,7 +227,7 @@ class Service:
         )
 
     async def run(self, send_again: Callable[[], None] = lambda: None) -> int:
-        """Serve until a signal; raises what a part of it cannot go on for, alone or in a group.
+        """Serve until a signal; raises the errors that end its parts, alone or in a group.
 
         `send_again` is called once signals are handled.
         """

@@ -32,8 +32,7 @@ class SignalRequests:
     ) -> signal.Signals:
         """Wait for the signal that asks for a stop.
 
-        A request to reload calls `reload`, whose HearthError is in the log; no failure of it is a
-        stop.
+        SIGHUP calls `reload`. A reload that fails is no stop; `reload` logs its own HearthError.
         """
         while True:
             number = await anext(received)
@@ -43,12 +42,12 @@ class SignalRequests:
                 await _survived(reload)
 
     def nothing_to_reload(self) -> None:
-        """Ignore SIGHUP until there is something to reload, where it would ask for that."""
+        """Ignore SIGHUP until a reload is possible, if SIGHUP asks for one."""
         if self._reloads:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def ignore(self) -> None:
-        """Ignore all of them from here on."""
+        """Ignore all signals to stop or reload from here on."""
         for number in self.signals:
             signal.signal(number, signal.SIG_IGN)
 
@@ -57,8 +56,8 @@ class SignalRequests:
 def held_signals() -> Iterator[Callable[[], None]]:
     """Hold signals to stop until a handler is there; yields a function that sends them again.
 
-    What a handler raises is lost where an import or a destructor clears exceptions, and with it
-    that a stop was asked for.
+    The handlers of Python raise, and an import or a destructor may clear their exception: the
+    request to stop would be lost with it.
     """
     came: list[int] = []
 

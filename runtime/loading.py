@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Literal
 
 Stage = Literal["verifying", "opening", "compiling", "capturing", "answering"]
-Told = Callable[[Stage, float | None], None]
-"""Callback with the stage, and its share done from 0 to 1, None where that is not known."""
+ProgressCallback = Callable[[Stage, float | None], None]
+"""Callback with the stage, and the share of it that is done, 0 to 1; None if it is not known."""
 
 
-def nobody(_stage: Stage, _share: float | None) -> None:
-    """Do nothing: the callback of those who want no progress."""
+def no_progress(_stage: Stage, _share: float | None) -> None:
+    """Ignore the progress of loading."""

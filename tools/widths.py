@@ -35,7 +35,7 @@ from hearth.runtime.executor.engine import EngineOptions
 from hearth.runtime.files import cache_folder
 from hearth.runtime.generation.assembly import assemble
 from hearth.runtime.generation.deployment import DeploymentConfig, load_engines
-from hearth.runtime.loading import nobody
+from hearth.runtime.loading import no_progress
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.runner.engine_runner import LLMEngineRunner
 
@@ -187,12 +187,12 @@ def width_figures(
 
 
 def width_times(folder: Path, amounts: Amounts) -> WidthTimes:
-    """Open an engine folder and time it; raises what opening raises.
+    """Open an engine folder and time it; raises the errors of opening.
 
     An engine of kernels verifies trees, as it does with a draft; others, which were exported for
     none, verify chains, as lookup has them do.
     """
-    found = load_engines(folder, RuntimeOptions(max_batch=1, verify=False), nobody)
+    found = load_engines(folder, RuntimeOptions(max_batch=1, verify=False), no_progress)
     deployment = found.resolve(RuntimeOptions(max_batch=1, verify=False))
     config = _with_trees(deployment.base, amounts)
     device = open_device(config.device)

@@ -1,4 +1,4 @@
-"""The encoder: makes patches of pictures in shared memory, and embeddings of those on a CPU."""
+"""The encoder: makes patches of pictures in shared memory, and on a CPU their embeddings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EncoderActor:
     """The encoder's loop on one thread, with a second thread that runs the vision encoder.
 
     Every piece of work is answered once. The actor owns its arguments, except `to_supervisor`.
-    Without `tower` the executor runs the vision encoder, and this actor makes patches alone.
+    Without `tower` this actor makes patches only, and the executor runs the vision encoder.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class EncoderActor:
         """Work until `Shutdown`; raises HearthError after `FAILURE_LIMIT` failures in a row."""
         with self._inbox, self._control, self._to_scheduler:
             try:
-                self._turn()
+                self._poll()
                 while not self._stopping:
                     if self._patched and self._tower is not None:
                         self._embed(self._tower, self._next_batch(self._tower))
                     else:
                         descriptors = [self._decoder.descriptor]
                         wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
-                    self._turn()
+                    self._poll()
             finally:
                 self._decoder.close()
                 self._thread.shutdown()
@@ -126,7 +126,7 @@ class EncoderActor:
                 if self._tower is not None:
                     self._tower.runner.close()
 
-    def _turn(self) -> None:
+    def _poll(self) -> None:
         """Report progress, and handle the messages and decoded pictures that have come."""
         self._report()
         while (control := self._control.receive_nowait()) is not None:
@@ -234,7 +234,7 @@ class EncoderActor:
             while not running.done():
                 descriptors = [self._decoder.descriptor, self._ended]
                 wait_any([self._inbox, self._control], PROGRESS_S, descriptors)
-                self._turn()
+                self._poll()
         except BaseException:
             # That was not the vision encoder.
             self._broken = True

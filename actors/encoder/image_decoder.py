@@ -1,4 +1,4 @@
-"""Client of the process that decodes pictures, and their messages; one that fails is replaced."""
+"""Client of the process that decodes pictures, which it replaces when it fails; their messages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hearth.runtime.images import ImageLayout, Slot
 from hearth.runtime.vision_config import VisionConfig
 
 PACKET_BYTES = 200 << 10
-"""The longest message, that of a video of 4,096 frames; one is one packet."""
+"""Bytes of the longest message, a job of a video of 4,096 frames; each message is one packet."""
 NO_JOB = -1
 
 
 class ImageDecodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The one argument of the process: its end of the channel, the arenas, and its limits.
 
-    It may take `memory` bytes of addresses beside those that it has when it is ready.
+    Once ready the process may take `memory` bytes more of address space.
     """
 
     channel: int
@@ -51,7 +51,7 @@ class ImageDecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ImageDecodeResult(msgspec.Struct, frozen=True, array_like=True):
-    """Result of a job: patches, or `code` and `message`. The first one, of no job, is readiness."""
+    """Result of a job: patches, or `code` and `message`; the first, of no job, means ready."""
 
     number: int = NO_JOB
     decode_s: float = 0.0
@@ -78,8 +78,8 @@ class ImageDecoder:
     """Non-blocking client of a process that decodes pictures, one job after the other.
 
     A process that dies or takes longer than `timeout_s` for a picture is replaced. Its current job
-    fails, unless it died after other jobs, which may be the cause: then that job is retried once,
-    first in a new process. Jobs that waited go on there.
+    fails, unless the process had done other jobs, which may be the cause of its death: then the job
+    is retried once, as the first of a new process. Waiting jobs go on there.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ImageDecoder:
         self._hand_over()
 
     def drop(self, numbers: Iterable[int]) -> list[int]:
-        """Remove jobs that the process has not been sent; the numbers of those."""
+        """Remove jobs that the process has not been sent; returns their numbers."""
         gone = {job.number for job in self._waiting}.intersection(numbers)
         self._waiting = deque(job for job in self._waiting if job.number not in gone)
         return sorted(gone)

@@ -1,4 +1,4 @@
-"""The executor: runs the steps of its rows on one thread, and reports what they gave."""
+"""The executor: runs the steps of its rows on one thread, and reports their results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ExecutorTower:
         self._open: dict[int, RunVisionEncoder] = {}
 
     def begin(self, message: RunVisionEncoder, run: Callable[[TowerWork], None]) -> None:
-        """Have the runtime `run` it; raises what that does, `internal` for a reused slot."""
+        """Have the runtime `run` the work; raises its errors, and `internal` for a reused slot."""
         arrays = self._memory.arrays(message.layout, message.patches, message.target)
         run(TowerWork(message.number, message.layout, *arrays))
         self._open[message.number] = message
@@ -104,7 +104,7 @@ class ExecutorTower:
         return told
 
     def failed(self, numbers: Iterable[int], error: HearthError) -> list[EncodeFailed]:
-        """Answers for the pictures of these numbers that are still open: all failed by `error`."""
+        """Answers for the open pictures of these numbers, which fail by `error`."""
         return [
             EncodeFailed(number, error.code, error.message)
             for number in numbers
@@ -169,7 +169,7 @@ class Doubts:
         return self._since is not None
 
     def settled(self, now: float) -> None:
-        """Record that the engine works; there is no other check for `_CERTAIN_S` seconds."""
+        """Record that the engine works; no check is due for `_CERTAIN_S` seconds."""
         self._prompts.clear()
         self._since = None
         self._due = now + _CERTAIN_S
@@ -178,9 +178,9 @@ class Doubts:
 class ExecutorActor:
     """The executor's loop on one thread: steps of the running rows, and messages between them.
 
-    It owns its mailboxes, except `to_supervisor`. Its rows are those of the newest schedule, and
-    each output has what has changed of them, under the number of this `incarnation`. `ask` checks
-    the engine's known answer or raises `wrong_answer`; None if it has none.
+    It owns its mailboxes, except `to_supervisor`. Its rows follow the newest schedule, and each
+    output has the changes of rows, under the number of this `incarnation`. `ask` checks the
+    engine's known answer, and raises `wrong_answer`; None for an engine without one.
     """
 
     def __init__(
@@ -301,7 +301,7 @@ class ExecutorActor:
         try:
             self._tower.begin(message, self._runtime.run_tower)
         except HearthError as error:
-            self._rows.embed([EncodeFailed(message.number, error.code, error.message)])
+            self._rows.record_images([EncodeFailed(message.number, error.code, error.message)])
 
     def _ask_again(self, ask: Callable[[], None]) -> None:
         """Compare the known answer as at the start, once no row runs."""
@@ -323,8 +323,8 @@ class ExecutorActor:
     def _place(self) -> None:
         """Admit waiting rows to the free slots; those that the runtime refuses fail.
 
-        Rows that run together share an adapter: others wait until there is no row any more. So do
-        rows whose grammar is being compiled, without keeping others back.
+        Rows that run together share an adapter: rows of another adapter wait until no row is left.
+        Rows whose grammar is being compiled wait too, without keeping others back.
         """
         self._compiling, grammars = [], self._runtime.grammars
         free, chosen = self._runtime.free, dict[int, RowRequest]()
@@ -374,7 +374,7 @@ class ExecutorActor:
 
     def _fail_all(self, error: Exception) -> None:
         """Fail all rows and pictures after a step that failed."""
-        self._rows.embed(self._tower.failed(self._tower.numbers, _as_failure(error)))
+        self._rows.record_images(self._tower.failed(self._tower.numbers, _as_failure(error)))
         self._fail(list(self._rows), error)
         self._tell()
 
@@ -383,7 +383,7 @@ class ExecutorActor:
         rows = self._rows
         placed = len(rows)
         if result.pictures:
-            rows.embed(self._tower.ended(result.pictures))
+            rows.record_images(self._tower.ended(result.pictures))
         failed = rows.take_failed(result)
         rows.record(result)
         self._doubts.ended(rows.verdicts, result.ended)

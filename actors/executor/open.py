@@ -23,7 +23,7 @@ from hearth.runtime.engine_folder import check_identity
 from hearth.runtime.errors import HearthError
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.images import EmbeddedImage
-from hearth.runtime.loading import Stage, Told, nobody
+from hearth.runtime.loading import ProgressCallback, Stage, no_progress
 from hearth.runtime.request import RequestOptions, RowRequest
 from hearth.runtime.tensors.tensor import numpy_dtype
 from hearth.runtime.tower_answer import check_tower_answer
@@ -107,11 +107,13 @@ class _LoadingReport:
             _log.info("the kernels are compiled", seconds=round(now - self._compiling_since, 3))
 
 
-def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenceRuntime:
+def open_runtime(
+    settings: ExecutorSettings, progress: ProgressCallback = no_progress
+) -> LLMInferenceRuntime:
     """Open a runtime, capture its steps and check its answer; raises HearthError."""
     check_identity(Path(settings.engine), settings.identity)
     runtime = LLMInferenceRuntime.open(
-        Path(settings.engine), settings.options, told, _embeddings(settings)
+        Path(settings.engine), settings.options, progress, _embeddings(settings)
     )
     with undoing() as undo:
         undo.callback(runtime.close)
@@ -120,9 +122,9 @@ def open_runtime(settings: ExecutorSettings, told: Told = nobody) -> LLMInferenc
         if (loaded := runtime.loaded_weights) is not None:
             speed = round(loaded.nbytes / loaded.seconds / 1e9, 2)
             _log.info("the weights are loaded", bytes=loaded.nbytes, gigabytes_a_second=speed)
-        for reason in runtime.capture(range(1, runtime.max_batch + 1), told):
+        for reason in runtime.capture(range(1, runtime.max_batch + 1), progress):
             _log.warning("steps are slower than they could be", reason=reason)
-        told("answering", None)
+        progress("answering", None)
         _warm_up(runtime)
         _check_answer(runtime, settings)
     return runtime

@@ -13,14 +13,14 @@ class ExecutorRows:
 
     Losing a `Schedule`, or getting one twice or late, changes nothing once the next has come. A row
     that has ended is remembered until the scheduler has seen the output with its end: until then a
-    schedule may name the row. `verdicts` are rows without an adapter that the last step has ended:
-    a hash of the prompt, and True if the end was a good one.
+    schedule may name the row. `verdicts` lists rows without an adapter that the last step has
+    ended: a hash of the prompt, and True if the row ended well.
     """
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self.waiting: dict[int, RowRequest] = {}
-        """Rows without slots, in the order in which they get them."""
+        """Rows without slots, in the order in which they get slots."""
         self.preempted: dict[int, bool] = {}
         """Rows to preempt; True if they leave before they have paid for their prefill."""
         self.verdicts: list[tuple[int, bool]] = []
@@ -39,7 +39,7 @@ class ExecutorRows:
         return iter(self._running)
 
     def update(self, schedule: Schedule) -> list[int]:
-        """Take over a schedule, if it is the newest; the cancelled rows that had slots."""
+        """Take over a schedule, if it is the newest; returns the cancelled rows that had slots."""
         if schedule.incarnation != self._incarnation or schedule.seq <= self._output.seq:
             return []
         self._output.seq, self.changed = schedule.seq, True
@@ -71,7 +71,7 @@ class ExecutorRows:
         self.changed = True
 
     def fail(self, rids: Iterable[int], error: HearthError) -> list[int]:
-        """Record that these rows have failed; those of them that had slots."""
+        """Record that these rows have failed; returns the rows that had slots."""
         failed = list(rids)
         if not failed:
             return []
@@ -85,14 +85,14 @@ class ExecutorRows:
             self.waiting = {}
             self._retiring = self._output.retiring = self.changed = True
 
-    def embed(self, results: Iterable[Encoded | EncodeFailed]) -> None:
+    def record_images(self, results: Iterable[Encoded | EncodeFailed]) -> None:
         """Record results of images."""
         told = list(results)
         self._output.images += told
         self.changed |= bool(told)
 
     def take_failed(self, result: StepResult) -> list[int]:
-        """Remove the tokens of requests whose prefill failed as a whole; these requests."""
+        """Remove the tokens of requests whose prefill failed as a whole; returns these requests."""
         if result.failure is None:
             return []
         failed = {token.row for token in result.tokens if token.error == result.failure.code}
@@ -100,17 +100,19 @@ class ExecutorRows:
         return [rid for rid in self._running if rid in failed]
 
     def record(self, result: StepResult) -> None:
-        """Record what a step gave."""
+        """Record the result of a step."""
         self.verdicts = []
         self._output.rounds += result.rounds
         self._output.cached |= result.cached
         if result.tokens:
-            self.generate(result.tokens, result.ended, result.begun)
+            self.record_tokens(result.tokens, result.ended, result.slot_times)
 
-    def generate(self, tokens: list[RowToken], ended: float, begun: dict[int, float]) -> None:
-        """Record tokens, and rows that end with them; `begun` rows had none before."""
+    def record_tokens(
+        self, tokens: list[RowToken], ended: float, slot_times: dict[int, float]
+    ) -> None:
+        """Record tokens, and rows that end with them; rows in `slot_times` had none before."""
         output = self._output
-        output.tokens, output.ended, output.begun = tokens, ended, begun
+        output.tokens, output.ended, output.slot_times = tokens, ended, slot_times
         self.changed = True
         for token in tokens:
             if token.finish is not None or token.error is not None:

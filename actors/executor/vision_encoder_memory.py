@@ -36,6 +36,6 @@ class VisionEncoderMemory(NamedTuple):
         return given, self.embeddings.array(target, outputs, numpy_dtype(config.embedding_dtype))
 
     def check(self, patches: Slot, target: Slot) -> None:
-        """Raise `internal` if one of both slots has been reused."""
+        """Raise `internal` if one of the two slots has been reused."""
         self.patches.check(patches)
         self.embeddings.check(target)

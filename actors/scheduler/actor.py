@@ -57,8 +57,8 @@ Connect = Callable[[str], Sender[Any]]
 class SchedulerActor:
     """The loop around the policy: messages and clock in, decisions to the other actors.
 
-    It owns its mailboxes, and the senders to executor and encoder, which it opens with `connect`
-    whenever one is ready.
+    The actor owns its mailboxes, and the senders to executor and encoder, which it opens with
+    `connect` when a new executor or encoder is ready.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class SchedulerActor:
                 self._disconnect_encoder()
 
     def adopt(self, settings: PolicySettings) -> None:
-        """Decide by other settings from now on; see the policy. To be called on its event loop."""
+        """Use other settings from now on, as the policy does. To be called on its event loop."""
         self._policy.adopt(settings)
         self._wake.set()
 
@@ -148,7 +148,7 @@ class SchedulerActor:
                 lost = self._policy.executor_lost(reason, now, blameless=blameless)
                 self._decisions += lost
             case _:
-                self._decisions += self._policy.images_told(self._heard(message), now)
+                self._decisions += self._policy.update_images(self._heard(message), now)
 
     def _take_over(self, message: ExecutorReady, now: float) -> list[Decision]:
         self._disconnect()
@@ -160,8 +160,8 @@ class SchedulerActor:
             return self._policy.executor_lost(error.message, now)
         return self._policy.executor_ready(message, now)
 
-    def _heard(self, message: encoder_scheduler.Told) -> encoder_scheduler.Told:
-        """Connect a new encoder, or disconnect a lost one; the message for the policy."""
+    def _heard(self, message: encoder_scheduler.ImageEvent) -> encoder_scheduler.ImageEvent:
+        """Connect a new encoder, or disconnect a lost one; returns the message for the policy."""
         if isinstance(message, EncoderReady | EncoderLost):
             self._disconnect_encoder()
         if isinstance(message, EncoderReady):

@@ -38,11 +38,11 @@ TEXT_ONLY = Refusal(
 
 
 def within_share(own: int, more: int, waiting: int, limit: int, share: float) -> bool:
-    """True if a client of which `own` wait may have `more`, when `waiting` of `limit` are taken.
+    """True if a client with `own` waiting may have `more`, while `waiting` of `limit` are taken.
 
-    Dynamic threshold of Choudhury and Hahne (1998): a client's part may be a fixed multiple of
-    what stays free. A single client takes `share` of the limit, several take less each, and
-    something is always left for a new one. A client with nothing waiting is within its share.
+    Dynamic threshold of Choudhury and Hahne (1998): a client's part may be a fixed multiple of the
+    free units. A single client takes `share` of the limit, several clients take less each, and some
+    units are always left for a new client. A client with nothing waiting is within its share.
     """
     if not own or share >= 1:
         return True

@@ -37,8 +37,8 @@ class StoredEmbeddings:
     """Cache of embeddings by keys of their images, in the slots of one arena; no I/O.
 
     A key is pinned while a request that names it is open, and while its slot is being written. Of
-    the others the least recently used is evicted first; one that is not begun goes with its last
-    request.
+    unpinned keys the least recently used is evicted first; a key that is not begun goes with its
+    last request.
     """
 
     def __init__(self, slots: ArenaSlots) -> None:
@@ -58,11 +58,11 @@ class StoredEmbeddings:
         return self._slots.used
 
     def holds(self, wanted: Mapping[bytes, int]) -> bool:
-        """True if keys of so many bytes each fit into an empty arena."""
+        """True if keys of these sizes in bytes fit into an empty arena."""
         return _bytes(wanted.values()) <= self._slots.size
 
     def pin(self, wanted: Mapping[bytes, int]) -> list[StoredEmbedding] | None:
-        """Pin keys of so many bytes each for a request; None, and no key, if they do not fit."""
+        """Pin keys of these sizes in bytes for a request; None, and no key, if they do not fit."""
         missing = {key: size for key, size in wanted.items() if key not in self._kept}
         stay = [one.slot.size for key, one in self._kept.items() if key in wanted or one.pinned]
         if _bytes(missing.values()) + _bytes(stay) > self._slots.size:
@@ -79,7 +79,7 @@ class StoredEmbeddings:
         return [found[key] for key in wanted]
 
     def release(self, pinned: Iterable[StoredEmbedding]) -> None:
-        """Unpin what a request has pinned that has ended; what was abandoned is ignored."""
+        """Unpin the embeddings of a request that has ended; abandoned ones are ignored."""
         for one in pinned:
             one.pins -= 1
             if self._kept.get(one.key) is one:

@@ -31,12 +31,12 @@ from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
 IN_FLIGHT = 8
 """Pieces of work in flight: a few calls of a vision encoder, so that it never waits."""
 
-Told = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
+ImageEvent = Patched | Encoded | EncodeFailed | EncoderReady | EncoderLost
 """Messages of encoder and executor about images."""
 IsOpen = Callable[[int], bool]
 """Predicate: True if the request of this number has not ended."""
 Sent = Encode | DropWork | RunVisionEncoder | Embedded | Failed
-"""Decisions: Encode and DropWork go to the encoder, RunVisionEncoder to the executor."""
+"""Decisions, sent to encoder (Encode, DropWork), executor, front door (Embedded) or tokenizer."""
 
 
 class ImageArenas(NamedTuple):
@@ -65,12 +65,12 @@ class EncoderScheduler:
     """Scheduling of image encoding, which precedes a request's turn in the queue; no clock, no I/O.
 
     Requests wait here in the order of the queue until all of their embeddings are ready. Each
-    piece of work is sent once, for all requests that need it. If it fails they fail, unless its
-    sender has ended: the picture's bytes may be gone as well, and the next request sends its own.
-    If encoder or executor die with it, the requests that needed it are suspects, which `take_lost`
-    returns; the pictures of a suspect are sent alone.
-    A slot that an encoder or executor may write to is reused after its answer, or once the next
-    incarnation is ready.
+    piece of work is sent once, for all requests that need it. If it fails these requests fail,
+    unless its sender has ended: then the picture's bytes may be gone, and the next request sends
+    its own. If encoder or executor die with a piece of work, the requests that needed it are
+    suspects, which `take_lost` returns; the pictures of a suspect are sent alone. An arena slot to
+    which an encoder or executor may write is reused after its answer, or once the next incarnation
+    is ready.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EncoderScheduler:
         self._stirred = True
         return None
 
-    def hear(self, message: Told) -> list[Sent]:
+    def hear(self, message: ImageEvent) -> list[Sent]:
         """Record a message of encoder or executor; failures of the requests that it ends."""
         match message:
             case Patched(number, times):
@@ -152,7 +152,7 @@ class EncoderScheduler:
         return []
 
     def executor_ready(self) -> None:
-        """Record that a new executor can run the vision encoder; those before it have ended."""
+        """Record that a new executor can run the vision encoder; earlier executors have ended."""
         self._come("tower")
 
     def executor_lost(self, reason: str) -> list[Sent]:
@@ -167,7 +167,7 @@ class EncoderScheduler:
     def act(self, is_open: IsOpen) -> list[Sent]:
         """Queue requests whose embeddings are ready, and send work for others.
 
-        Keys of requests that are not open any more are unpinned.
+        Keys of requests that have ended are unpinned.
         """
         if not self._sees:
             return []
@@ -206,7 +206,7 @@ class EncoderScheduler:
         return [DropWork(dropped)] if dropped else []
 
     def _within_share(self, entry: RequestState, wanted: dict[bytes, int], share: float) -> bool:
-        """True if a client may have these as well; keys that several requests name count once."""
+        """True if a client may have the `wanted` keys; a key of several requests counts once."""
         own, others = dict[bytes, int](), dict[bytes, int]()
         for one in self._pinning:
             theirs = own if one.client == entry.client else others
@@ -283,7 +283,7 @@ class EncoderScheduler:
         return sent
 
     def _unsent(self) -> Iterable[tuple[RequestState, PromptImage]]:
-        """Images by virtual arrival; each earlier request of a client takes off one priority."""
+        """Images by virtual arrival; each earlier request of a client lowers priority by one."""
         ahead = Counter[int]()
         ranked, arrival = [], self._waiting.virtual_arrival
         waiting = [(arrival(one.priority, one.queued), one.rid, one) for one in self._waiting]
@@ -320,7 +320,7 @@ class EncoderScheduler:
     def _refuse(
         self, entries: Iterable[RequestState], key: bytes, code: str, text: str
     ) -> list[tuple[RequestState, Failed]]:
-        """Fail those of the requests that wait for a key."""
+        """Fail the requests among `entries` that wait for a key."""
         failed = []
         for entry in entries:
             keys = [one.work.key for one in entry.images]

@@ -17,7 +17,7 @@ _STAYING = {RequestStatus.RUNNING, RequestStatus.PREEMPTING}
 
 
 class FairShareClaim(NamedTuple):
-    """A request that is to have a slot by `due`, and the rows of which one or all leave."""
+    """A request that is to get a slot by `due`, and the rows that may leave for it, one or all."""
 
     due: float
     entry: RequestState
@@ -28,19 +28,19 @@ class FairShareClaim(NamedTuple):
 class FairShare:
     """Bound of the wait of light clients for their first slot; no clock, no I/O.
 
-    A light client has no slot, has fewer requests than another client, and has had much less of
-    late. Once its first request has waited for `FIRST_PLACE_S` it gets a slot of the other's,
-    whatever that has paid for it and whatever its priority. The other keeps another slot, or has
-    not given way unpaid with this request before: so it gets further too. Requests of a priority
-    below 0 are left out: they can wait. A synchronous batch is preempted as a whole, once all of
-    its rows that gave way before have paid. Requests for another adapter wait for its turn.
+    A light client has no slot, has fewer requests than another client, and has had slots for much
+    less time of late. Once its first request has waited for `FIRST_PLACE_S`, a row of the other
+    client gives way, of any priority and whether it has paid or not. That client must keep another
+    slot, or the row must not have given way unpaid before: so the other client makes progress too.
+    Requests of a priority below 0 make no claim. A synchronous batch is preempted as a whole, once
+    all of its rows that gave way before have paid. Requests for another adapter wait for its turn.
     """
 
     def __init__(self, running: RunningSet, queue: WaitingQueue, lora: LoRAScheduler) -> None:
         self._running, self._queue, self._lora = running, queue, lora
 
     def next(self, now: float, *, synchronous: bool) -> FairShareClaim | None:
-        """The claim that is due first; None while there is none, or one is being served."""
+        """The claim that is due first; None without a claim, or while one is being served."""
         running = self._running
         placed = [row for row in running if row.has_slot]
         if not placed or any(row.status is _AT_ONCE for row in placed):
@@ -71,7 +71,7 @@ class FairShare:
             ]
 
         waiting = [
-            (max(entry.queued, entry.lost), place, entry, others)
+            (max(entry.queued, entry.preempted_at), place, entry, others)
             for place, entry in enumerate(self._first_of_each())
             if not held[entry.client] and entry.priority >= 0 and (others := may_ask(entry.client))
         ]
@@ -85,24 +85,24 @@ class FairShare:
             due, first, [row for row in rows if loose[row.rid] <= due], all_give_way=False
         )
 
-    def admit(self, claim: FairShareClaim) -> None:
-        """Preempt rows for a claim that is due, once its request is scheduled first."""
+    def preempt_for(self, claim: FairShareClaim) -> None:
+        """Preempt rows for a claim that is due, once its request is offered before all others."""
         leaving = claim.rows
         if not claim.all_give_way:
             row = self._running.get(claim.entry.rid)
-            ahead = self._running.scheduled[:1]
+            ahead = self._running.offered[:1]
             if row is None and not (ahead and ahead[0].order == -math.inf):
                 return
-            # Without a row, the one that was scheduled so before gets the slot.
+            # Without a row, the one that was offered so before gets the slot.
             if row is not None and row.order > -math.inf:
-                # It comes back, and is then scheduled before all others.
+                # It comes back, and is then offered before all others.
                 withdraw([row])
                 return
             # The newest has the least to lose, and one that is about to go anyway loses nothing.
             going = RequestStatus.PREEMPTING
-            leaving = [max(leaving, key=lambda one: (one.status is going, one.placed or 0.0))]
+            leaving = [max(leaving, key=lambda one: (one.status is going, one.placed_at or 0.0))]
         for row in [one for one in leaving if not one.ends]:
-            row.turn(_AT_ONCE)
+            row.set_status(_AT_ONCE)
             # Another of its client is prefilled meanwhile, which may be preempted as well.
             unpaid = row.paid > claim.due
             row.behind = math.inf if unpaid else -math.inf
@@ -114,6 +114,6 @@ class FairShare:
         for row in sorted(waiting, key=lambda one: one.order):
             if row.client not in seen:
                 seen.add(row.client)
-                if row.status is RequestStatus.SCHEDULED:
+                if row.status is RequestStatus.OFFERED:
                     yield row
         yield from (entry for _, entry in self._lora.heads if entry.client not in seen)

@@ -17,15 +17,15 @@ _PAID_S = 2.0
 class LoRAScheduler:
     """Choice of the active LoRA adapter, which all rows that run together share; no clock, no I/O.
 
-    Only rows of the active adapter are scheduled, and all others are preempted. While requests
-    wait for other adapters, its turn lasts, from its first slot on, for a part of `adapter_turn_s`
-    that is the share of slots taken, so that few rows do not keep many waiting; and for at least
-    `_TIMES_PAID` times what its first prefill took, up to `_PAID_S`. Then its rows are preempted
-    and queue up where they were, and the adapter of the first waiting request follows. Such a
-    request counts as waiting since its adapter's last turn at the earliest: so each adapter has its
-    turn however many requests others have. A turn goes on while one of its rows is by priority
-    before all that wait for others; after its time only requests before those join it. With
-    synchronous batches a turn is a batch.
+    Only rows of the active adapter are offered, and rows of other adapters are preempted. While
+    requests wait for other adapters, a turn lasts, from its first slot on, for `adapter_turn_s`
+    times the share of slots that its rows have, so that few rows do not keep many waiting; but for
+    at least `_TIMES_PAID` times its first prefill, up to `_PAID_S`. Then its rows are preempted and
+    keep their order in the queue, and the adapter of the first waiting request follows. A request
+    counts as waiting since its adapter's last turn at the earliest: so each adapter gets a turn,
+    however many requests others have. A turn goes on while one of its rows is by priority before
+    all requests that wait for other adapters; after its time only requests before those join it.
+    With synchronous batches a turn is a batch.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class LoRAScheduler:
         self._ageing_s = settings.current.ageing_s
         self._active = ""
         # Times of the turn's first slot and of its first token.
-        self._placed = self._begun = math.inf
+        self._placed_at = self._first_token_at = math.inf
         # True once its time is over, and only priority prolongs it.
         self._late = False
         self._ended: dict[str, float] = {}
@@ -57,7 +57,7 @@ class LoRAScheduler:
 
     @property
     def next(self) -> RequestState | None:
-        """The request whose adapter is served once no row is left; None where none waits."""
+        """The request whose adapter is served once no row is left; None if no request waits."""
         if len(self._queue.adapters) <= 1:
             return self._queue.first
         return min(self._ranked(), key=lambda one: one[0])[1]
@@ -66,7 +66,8 @@ class LoRAScheduler:
     def due(self) -> float:
         """Time at which the turn is over; infinite while no request waits for another adapter."""
         # The chosen adapter has a slot before another one is chosen.
-        if self._placed == math.inf or self._settings.current.synchronous or not self.others_wait:
+        unplaced = self._placed_at == math.inf
+        if unplaced or self._settings.current.synchronous or not self.others_wait:
             return math.inf
         held = [one for one in self._own if not one.ends]
         if not held:
@@ -82,36 +83,36 @@ class LoRAScheduler:
         if (first := self.next) is not None:
             self._active = first.adapter
 
-    def placed(self, row: RequestState, now: float) -> None:
+    def note_placed(self, row: RequestState, now: float) -> None:
         """Record that a row has got a slot."""
         if row.adapter == self._active:
-            self._placed = min(self._placed, now)
+            self._placed_at = min(self._placed_at, now)
 
-    def begun(self, row: RequestState, now: float) -> None:
+    def note_first_token(self, row: RequestState, now: float) -> None:
         """Record that a row has its first token."""
         if row.adapter == self._active:
-            self._begun = min(self._begun, now)
+            self._first_token_at = min(self._first_token_at, now)
 
     def emptied(self, now: float) -> None:
         """End the turn, when no row is left."""
         self._end(now)
 
     def tick(self, now: float) -> None:
-        """Preempt all rows whose turn is over: those of the next are scheduled meanwhile."""
+        """Preempt all rows whose turn is over: rows of the next adapter are offered meanwhile."""
         self._late = not self._settings.current.synchronous and now >= self._limit
         if self.due <= now:
             _, first = min(self._rivals(), key=lambda one: one[0])
             self._end(now)
             self._active = first.adapter
-        withdraw(row for row in self._running.scheduled if row.adapter != self._active)
+        withdraw(row for row in self._running.offered if row.adapter != self._active)
         # One may have got its slot just before that.
         for row in [row for row in self._running.staying if row.adapter != self._active]:
-            row.turn(RequestStatus.PREEMPTING)
+            row.set_status(RequestStatus.PREEMPTING)
             row.behind = -math.inf
 
     def _end(self, now: float) -> None:
         self._ended[self._active] = now
-        self._placed = self._begun = math.inf
+        self._placed_at = self._first_token_at = math.inf
         self._late = False
 
     @property
@@ -122,11 +123,11 @@ class LoRAScheduler:
     @property
     def _limit(self) -> float:
         """Time at which the turn ends among equal priorities."""
-        if self._placed == math.inf:
+        if self._placed_at == math.inf:
             return math.inf
         taken = sum(row.has_slot for row in self._own) / self._running.slots
-        paid = min(_TIMES_PAID * (self._begun - self._placed), _PAID_S)
-        return self._placed + max(taken * self._settings.current.adapter_turn_s, paid)
+        paid = min(_TIMES_PAID * (self._first_token_at - self._placed_at), _PAID_S)
+        return self._placed_at + max(taken * self._settings.current.adapter_turn_s, paid)
 
     def _rivals(self) -> Iterator[tuple[float, RequestState]]:
         """The first requests of clients for other adapters, each with its rank."""

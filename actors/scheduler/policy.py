@@ -26,8 +26,8 @@ from hearth.actors.scheduler.admission import (
 )
 from hearth.actors.scheduler.encoder_scheduler import EncoderScheduler, ImageArenas
 from hearth.actors.scheduler.fair_share import FairShare, FairShareClaim
-from hearth.actors.scheduler.lookahead import Lookahead
 from hearth.actors.scheduler.lora import LoRAScheduler
+from hearth.actors.scheduler.offers import Offers
 from hearth.actors.scheduler.quarantine import Quarantine
 from hearth.actors.scheduler.request_state import RequestState, RequestStatus
 from hearth.actors.scheduler.running_set import RunningSet, withdraw
@@ -35,14 +35,14 @@ from hearth.actors.scheduler.waiting_queue import RequestQueues, WaitingQueue
 from hearth.actors.settings import PolicySettings, Reloadable
 
 ALONE_S = 2.0
-"""Most seconds that a request which runs alone waits for slots, or keeps them from others."""
+"""Most seconds for which a request that runs alone waits for slots, or keeps slots from others."""
 
 
 class Preemption:
-    """Choice of the rows to preempt for those that wait, and of the time; no clock, no I/O.
+    """Choice of the rows to preempt for waiting requests, and of the time; no clock, no I/O.
 
-    If all slots are taken one row after the other is preempted for the first that waits. All are
-    for a request that runs alone, and for the next batch if batches are synchronous.
+    If all slots are taken one row after the other is preempted for the first waiting request. All
+    rows are preempted for a request that runs alone, and for the next synchronous batch.
     """
 
     def __init__(self, running: RunningSet, queue: WaitingQueue, quarantine: Quarantine) -> None:
@@ -55,17 +55,22 @@ class Preemption:
 
     def act(self, now: float, *, synchronous: bool) -> None:
         """Preempt the rows whose time has come."""
-        times = self._clearing_times(synchronous=synchronous)
-        for row in [row for time, row in times if time <= now]:
-            row.turn(RequestStatus.PREEMPTING)
+        # Again for prefilling rows: they are chosen once all others have been preempted.
+        while due := [
+            row for time, row in self._clearing_times(synchronous=synchronous) if time <= now
+        ]:
+            for row in due:
+                row.set_status(RequestStatus.PREEMPTING)
         # One after the other: the next one is preempted for the next that waits.
         while ready := [
             row for time, row in self._yielding_times(synchronous=synchronous) if time <= now
         ]:
             # A row that has not paid stays until it has, so it would free no slot yet.
-            row = min(ready, key=lambda one: (max(one.paid, now), one.priority, one.placed or 0.0))
+            row = min(
+                ready, key=lambda one: (max(one.paid, now), one.priority, one.placed_at or 0.0)
+            )
             row.behind = self._running.behind(row)
-            row.turn(RequestStatus.PREEMPTING)
+            row.set_status(RequestStatus.PREEMPTING)
 
     def _clearing_times(self, *, synchronous: bool) -> list[tuple[float, RequestState]]:
         """Times at which rows leave to free all slots, for a suspect or the next batch."""
@@ -75,9 +80,7 @@ class Preemption:
         if synchronous:
             return running.batch_release_times(self._queue.order)
         if running.closed or self._quarantine.runs_alone(first):
-            return running.release_times(
-                self._queue.order, first.priority, min(running.hold_s, ALONE_S)
-            )
+            return running.release_times(self._queue.order, first.priority, ALONE_S)
         return []
 
     def _yielding_times(self, *, synchronous: bool) -> list[tuple[float, RequestState]]:
@@ -85,7 +88,7 @@ class Preemption:
         first = None if synchronous else self._running.next_in()
         if first is None:
             return []
-        return self._running.release_times(first.arrival, first.priority, self._running.hold_s)
+        return self._running.release_times(first.arrival, first.priority)
 
 
 RESEND_S = 1.0
@@ -93,7 +96,7 @@ RESEND_S = 1.0
 
 
 class Dispatcher:
-    """Writer of one executor's schedules, which tracks those that it has seen; no clock, no I/O.
+    """Writer of one executor's schedules; tracks what the executor has seen; no clock, no I/O.
 
     Each schedule is complete, by the status of the rows; a new one is written once a row has a
     status that no schedule has carried.
@@ -150,13 +153,13 @@ class Dispatcher:
         self._seq, self._resend = self._seq + 1, now + RESEND_S
         for row in news:
             row.seq = self._seq
-        scheduled = self._running.scheduled
+        offered = self._running.offered
         return Schedule(
             self._incarnation,
             self._seq,
             self._heard,
-            rows=[row.rid for row in scheduled],
-            new={row.rid: row.to_row() for row in scheduled if row.seq == self._seq},
+            rows=[row.rid for row in offered],
+            new={row.rid: row.to_row() for row in offered if row.seq == self._seq},
             preempted=self._with(RequestStatus.PREEMPTING),
             urgent=self._with(RequestStatus.PREEMPTING_AT_ONCE),
             cancelled=self._with(RequestStatus.CANCELLING),
@@ -167,7 +170,7 @@ class Dispatcher:
 
 
 def _is_given_up(row: RequestState, output: StepOutput) -> bool:
-    if row.status is RequestStatus.SCHEDULED:
+    if row.status is RequestStatus.OFFERED:
         return output.retiring
     seen = output.seq >= row.seq if row.seq is not None else False
     if row.status is RequestStatus.WITHDRAWING:
@@ -189,12 +192,12 @@ _LOOK_S = 1.0
 class SchedulerPolicy:
     """The scheduling policy: requests, outputs and clock in, decisions out; no I/O.
 
-    Feed it events, then `tick`: only `tick` schedules, preempts and expires. As many rows are
-    scheduled at the executor as it has slots, in the order of the queue, and it places them as
-    slots get free. If all are taken, a row is preempted for the first that waits once it has had
-    its slot for `hold_s`, and is queued as if it had just come; or at once for a higher priority,
-    and is queued right behind it. With synchronous batches no row is scheduled while one runs, and
-    all of them are preempted together.
+    Feed it events, then `tick`: only `tick` offers, preempts and expires. It offers the executor as
+    many rows as that has slots, in the order of the queue, and the executor places them as slots
+    get free. If all slots are taken, a row is preempted for the first request that waits: once the
+    row has had its slot for `hold_s`, and it is queued as if it had just come; or at once for a
+    higher priority, and it is queued right behind that request. With synchronous batches no row is
+    offered while one runs, and all rows are preempted together.
     """
 
     def __init__(self, settings: PolicySettings, arenas: ImageArenas | None = None) -> None:
@@ -208,7 +211,7 @@ class SchedulerPolicy:
         self._quarantine = Quarantine()
         self._images = EncoderScheduler(self._queues, self._quarantine, arenas)
         self._preemption = Preemption(self._running, self._queue, self._quarantine)
-        self._lookahead = Lookahead(
+        self._offers = Offers(
             self._running, self._queue, self._quarantine, self._lora, self._settings
         )
         self._limits: ExecutorLimits | None = None
@@ -242,7 +245,7 @@ class SchedulerPolicy:
         if refusal is not None:
             self._refused += 1
             return [_failed([request.rid], refusal)]
-        self._lookahead.arrived(now)
+        self._offers.arrived(now)
         self._queues.push(entry)
         return self._accept(entry) if self._limits else []
 
@@ -252,7 +255,7 @@ class SchedulerPolicy:
             return
         row = self._running.get(rid)
         if row is not None and not row.ends:
-            row.turn(RequestStatus.CANCELLING)
+            row.set_status(RequestStatus.CANCELLING)
 
     def client_gone(self, client: int) -> None:
         """Have the executor release the pins of a client, after all of its requests."""
@@ -261,7 +264,7 @@ class SchedulerPolicy:
             self._gone.append(Unpin(client))
 
     def adapter_gone(self, name: str) -> list[Decision]:
-        """Fail all that wait for a removed adapter; the executor fails those that it holds."""
+        """Fail requests that wait for a removed adapter; the executor fails its own rows."""
         rids = [entry.rid for entry in self._queues if entry.adapter == name]
         for rid in rids:
             self._queues.remove(rid)
@@ -270,7 +273,7 @@ class SchedulerPolicy:
     def update(self, output: StepOutput, now: float) -> list[Decision]:
         """Apply the changes of the executor's rows, unless the output is late or comes twice.
 
-        Preempted rows are queued by `behind`, those without slots where they were.
+        Preempted rows are queued by `behind`; rows without slots keep their order in the queue.
         """
         if not self._dispatcher.is_news(output):
             return []
@@ -282,28 +285,28 @@ class SchedulerPolicy:
                 self._queue.push(row)
         for row in self._rows_of(output.preempted):
             self._requeue(row, output.preempted[row.rid], now)
-        for row in self._rows_of(output.begun):
+        for row in self._rows_of(output.slot_times):
             if row.rid not in output.finished:
-                row.begun = now
-                self._lora.begun(row, now)
+                row.first_token_at = now
+                self._lora.note_first_token(row, now)
         for row in self._rows_of(output.finished):
             self._leave(row, now)
         suspects = self._rows_failed(output.failed, now)
         for row in self._rows_of(output.placed):
             self._place(row, now)
         # After a preemption others have waited long enough.
-        self._lookahead.note_idle(now, waited=bool(output.preempted))
-        told = [decision for one in output.images for decision in self.images_told(one, now)]
+        self._offers.note_idle(now, waited=bool(output.preempted))
+        told = [decision for one in output.images for decision in self.update_images(one, now)]
         return [*told, *self._note_failure(suspects, now)]
 
     def _rows_of(self, rids: Iterable[int]) -> list[RequestState]:
-        """The rows of these numbers that are at the executor."""
+        """The rows at the executor with these numbers."""
         return [row for rid in rids if (row := self._running.get(rid)) is not None]
 
     def _place(self, row: RequestState, now: float) -> None:
-        row.placed = now
+        row.placed_at = now
         self._rows += 1
-        self._lora.placed(row, now)
+        self._lora.note_placed(row, now)
         if not row.ends:
             row.status = RequestStatus.RUNNING
 
@@ -318,13 +321,13 @@ class SchedulerPolicy:
         self._running.remove(row.rid, now)
         if row.ends:
             return
-        row.generated, row.lost = list(generated), now
+        row.generated, row.preempted_at = list(generated), now
         row.queued = max(row.queued, min(now, row.behind))
         self._queue.push(row)
         self._requeued += 1
 
     def _rows_failed(self, failures: Iterable[Failed], now: float) -> list[RequestState]:
-        """Remove the rows that failed; those of them that may have failed the executor."""
+        """Remove the rows that failed; returns rows that may have failed the executor."""
         suspects = []
         for failure in failures:
             for row in self._rows_of(failure.rids):
@@ -336,9 +339,9 @@ class SchedulerPolicy:
         return suspects
 
     def executor_retires(self) -> None:
-        """Schedule no rows until the next executor is ready; those that run go on."""
+        """Offer no rows until the next executor is ready; running rows go on."""
         self._present = False
-        self._lookahead.executor_retires()
+        self._offers.executor_retires()
 
     def executor_ready(self, message: ExecutorReady, now: float) -> list[Decision]:
         """Take a new executor, and check the requests that came before its limits were known."""
@@ -347,7 +350,7 @@ class SchedulerPolicy:
         self._running.slots = limits.max_batch
         self._present = True
         self._dispatcher.executor_ready(message.incarnation)
-        self._lookahead.executor_ready(now)
+        self._offers.executor_ready(now)
         self._images.executor_ready()
         for entry in list(self._queues):
             refusal = size_refusal(entry, self._settings.current, limits)
@@ -364,14 +367,15 @@ class SchedulerPolicy:
         return decisions
 
     def executor_lost(self, reason: str, now: float, *, blameless: bool = False) -> list[Decision]:
-        """Fail all rows that ran; the others are queued again.
+        """Fail all rows with slots, and queue the offered ones again.
 
-        Rows that ran are suspects, unless `blameless`. All outputs of the executor come before.
+        All of them are suspects, as an offered row may have got a slot unheard, unless `blameless`.
+        All outputs of the executor come before this.
         """
         self._present = False
         self._gone = []
         self._dispatcher.executor_lost()
-        self._lookahead.executor_lost(now)
+        self._offers.executor_lost(now)
         decisions: list[Decision] = list(self._images.executor_lost(reason))
         lost = self._running.clear()
         running = [row.rid for row in lost if row.has_slot and not row.ends]
@@ -384,13 +388,13 @@ class SchedulerPolicy:
         failed = [*lost, *self._images.take_lost()]
         return decisions if blameless else decisions + self._note_failure(failed, now)
 
-    def images_told(self, message: encoder_scheduler.Told, now: float) -> list[Decision]:
+    def update_images(self, message: encoder_scheduler.ImageEvent, now: float) -> list[Decision]:
         """Apply a message of encoder or executor about images."""
         told = self._images.hear(message)
         return [*told, *self._note_failure(self._images.take_lost(), now)]
 
     def tick(self, now: float) -> list[Decision]:
-        """Act on the clock: expire requests, schedule the next, preempt those that ran for long."""
+        """Act on the clock: expire requests, offer the next rows, preempt rows that ran long."""
         self._quarantine.forget(now)
         self._ticked = now
         decisions = [*self._expire(now), *self._images.act(self._is_open)]
@@ -398,10 +402,10 @@ class SchedulerPolicy:
         claim = self._claim(now)
         if claim is not None and claim.due <= now:
             self._running.claimant = claim.entry
-            self._lookahead.fill(now)
-            self._fair_share.admit(claim)
+            self._offers.fill(now)
+            self._fair_share.preempt_for(claim)
         else:
-            self._lookahead.fill(now)
+            self._offers.fill(now)
         self._preemption.act(now, synchronous=self._settings.current.synchronous)
         schedule, gone = self._dispatcher.next(now), self._gone
         self._gone = []
@@ -409,7 +413,7 @@ class SchedulerPolicy:
 
     def next_wake(self) -> float | None:
         """Time at which `tick` has something to do, if no event comes before."""
-        times = [self._queues.next_deadline, self._lookahead.start_time(), self._dispatcher.due]
+        times = [self._queues.next_deadline, self._offers.start_time(), self._dispatcher.due]
         times += [row.deadline for row in self._running if not row.ends]
         times += self._preemption.times(synchronous=self._settings.current.synchronous)
         if (turn := self._lora.due) < math.inf:
@@ -462,7 +466,7 @@ class SchedulerPolicy:
         if entries:
             self._quarantine.failed(entries, now)
             # Requests equal to those that failed run alone, or not at all.
-            withdraw(row for row in self._running.scheduled if self._quarantine.runs_alone(row))
+            withdraw(row for row in self._running.offered if self._quarantine.runs_alone(row))
         guilty = [entry.rid for entry in self._queues if self._quarantine.is_guilty(entry)]
         for rid in guilty:
             self._queues.remove(rid)

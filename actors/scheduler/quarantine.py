@@ -15,11 +15,12 @@ _GUILTY = 2
 
 
 class Quarantine:
-    """Record of the requests that ran when the executor failed; no clock, no I/O.
+    """Record of requests that ran, or were offered, when the executor failed; no clock, no I/O.
 
-    Any of them may be the cause, so each runs alone when it is sent again, and is cleared when it
-    ends. One that fails again has failed alone: it is guilty. Requests are compared by a digest of
-    tokens, images and options, without the seed, which the front door chooses if none is given.
+    Each of these requests may be the cause, so it runs alone when it is sent again, and is cleared
+    when it ends well. A request that fails again has failed alone: it is guilty. Requests are
+    compared by a digest of tokens, images and options without the seed, which the front door
+    chooses if none is given.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class Quarantine:
         self._failures: dict[bytes, tuple[int, float]] = {}
 
     def failed(self, entries: Iterable[RequestState], now: float) -> None:
-        """Record that the executor failed while these requests ran together."""
+        """Record that the executor failed while it had these requests."""
         for digest in {_digest(entry) for entry in entries}:
             times, _ = self._failures.pop(digest, (0, now))
             self._failures[digest] = (times + 1, now)

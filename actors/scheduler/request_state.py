@@ -15,7 +15,7 @@ class RequestStatus(enum.Enum):
 
     WAITING_FOR_IMAGES = enum.auto()
     WAITING = enum.auto()
-    SCHEDULED = enum.auto()
+    OFFERED = enum.auto()
     """Offered to the executor, without a slot yet."""
     WITHDRAWING = enum.auto()
     """Offer taken back, unless it has a slot by then."""
@@ -31,16 +31,16 @@ class RequestStatus(enum.Enum):
 class RequestState:
     """One admitted request at the scheduler, with the tokens generated so far.
 
-    It is queued as one that came at `queued`, and was preempted at `lost`, if ever. `gave_way` is
-    set if it was preempted for a light client before it had paid. Images of the keys in `missing`
-    had no embeddings when it was admitted; `pinned` are those of all images, made or not, and
-    `embedded` the images once they are made.
+    The queue orders it as if it had come at `queued`; `preempted_at` is the time of its last
+    preemption, and `gave_way` is set if a light client preempted it before it had paid. When it was
+    admitted the images of the keys in `missing` had no embeddings. `pinned` are the embeddings of
+    all its images, made or not, and `embedded` the images once all embeddings are made.
 
-    While scheduled, `arrival` is its virtual arrival and `order` the key by which it gets a slot.
-    One that is `alone` shares the executor with no other. It has its slot since `placed`, and its
-    first token since `begun`. Preempted, it is queued as if it had come at `behind`, though not
-    before it did nor in the future. The executor gets its status with schedule `seq`; None if that
-    is still to be written.
+    At the executor, `arrival` is its virtual arrival and `order` the key by which it gets a slot. A
+    request that is `alone` shares the executor with no other. `placed_at` is the time at which its
+    slot was heard of, `first_token_at` the time at which its first token was. After a preemption it
+    is queued as if it had come at `behind`, but neither before its arrival nor in the future. `seq`
+    is the number of the schedule that carried its status; None if no schedule has yet.
     """
 
     request: Request
@@ -48,7 +48,7 @@ class RequestState:
     generated: list[int] = field(default_factory=list)
     accepted: bool = False
     digest: bytes = b""
-    lost: float = -math.inf
+    preempted_at: float = -math.inf
     gave_way: bool = False
     missing: set[bytes] = field(default_factory=set)
     pinned: list[StoredEmbedding] = field(default_factory=list)
@@ -57,8 +57,8 @@ class RequestState:
     arrival: float = 0.0
     order: float = 0.0
     alone: bool = False
-    placed: float | None = None
-    begun: float | None = None
+    placed_at: float | None = None
+    first_token_at: float | None = None
     behind: float = math.inf
     seq: int | None = None
 
@@ -95,7 +95,7 @@ class RequestState:
     @property
     def has_slot(self) -> bool:
         """True if it has a slot at the executor, by the outputs so far."""
-        return self.placed is not None
+        return self.placed_at is not None
 
     @property
     def ends(self) -> bool:
@@ -105,9 +105,9 @@ class RequestState:
     @property
     def paid(self) -> float:
         """Time at which it has had its slot for twice as long as its prefill took."""
-        if self.begun is None or self.placed is None:
+        if self.first_token_at is None or self.placed_at is None:
             return math.inf
-        return 2 * self.begun - self.placed
+        return 2 * self.first_token_at - self.placed_at
 
     @property
     def deadline(self) -> float | None:
@@ -118,14 +118,14 @@ class RequestState:
         """True if its deadline has passed."""
         return self.deadline is not None and self.deadline <= now
 
-    def line_up(self, arrival: float, order: float, *, alone: bool) -> None:
-        """Begin a stay at the executor."""
+    def offer(self, arrival: float, order: float, *, alone: bool) -> None:
+        """Offer it to the executor by the next schedule: it has no slot yet."""
         self.arrival, self.order, self.alone = arrival, order, alone
-        self.placed = self.begun = None
+        self.placed_at = self.first_token_at = None
         self.behind = math.inf
-        self.turn(RequestStatus.SCHEDULED)
+        self.set_status(RequestStatus.OFFERED)
 
-    def turn(self, status: RequestStatus) -> None:
+    def set_status(self, status: RequestStatus) -> None:
         """Set a status, which the next schedule is to carry."""
         self.status, self.seq = status, None
 

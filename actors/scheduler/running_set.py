@@ -15,7 +15,7 @@ _FORGOTTEN_S = 0.01
 
 
 class _Usage:
-    """Seconds for which clients have had slots of late; those `MEMORY_S` ago count 1/e."""
+    """Seconds for which clients have had slots of late; a second `MEMORY_S` ago counts 1/e."""
 
     def __init__(self) -> None:
         # By client: the seconds that it has used, as of a moment.
@@ -53,7 +53,7 @@ class RunningSet:
         self._rows: dict[int, RequestState] = {}
         self._usage = _Usage()
         self.slots = 0
-        # The request of a claim, until it has been scheduled.
+        # The request of a claim, until it has been offered.
         self.claimant: RequestState | None = None
 
     def __len__(self) -> int:
@@ -63,19 +63,14 @@ class RunningSet:
         return iter(self._rows.values())
 
     @property
-    def hold_s(self) -> float:
-        """Seconds for which a row may hold its slot while others wait."""
-        return self._settings.current.hold_s
-
-    @property
     def closed(self) -> bool:
         """True if a row is held that runs alone."""
         return len(self._rows) == 1 and next(iter(self)).alone
 
     @property
-    def scheduled(self) -> list[RequestState]:
+    def offered(self) -> list[RequestState]:
         """The rows that the executor will place, in its order."""
-        waiting = [row for row in self if row.status is RequestStatus.SCHEDULED]
+        waiting = [row for row in self if row.status is RequestStatus.OFFERED]
         return sorted(waiting, key=lambda row: row.order)
 
     @property
@@ -85,13 +80,13 @@ class RunningSet:
 
     @property
     def waiting(self) -> list[RequestState]:
-        """The scheduled rows for which there is no slot yet: they count as waiting."""
+        """The offered rows for which there is no slot yet: they count as waiting."""
         behind = sum(not row.ends for row in self) - self.slots
-        return self.scheduled[-behind:] if behind > 0 else []
+        return self.offered[-behind:] if behind > 0 else []
 
     @property
     def unplaced(self) -> int:
-        """Number of rows without a slot, including those on their way back."""
+        """Number of rows without a slot, including withdrawn rows that have not left yet."""
         return sum(not row.has_slot for row in self)
 
     @property
@@ -104,24 +99,24 @@ class RunningSet:
     def next_of(
         self, heads: Sequence[tuple[float, RequestState]], now: float
     ) -> tuple[float, float, RequestState] | None:
-        """The next to schedule of the first requests of clients: order, arrival, request.
+        """The next request to offer, of the first ones of clients: its order, its arrival, itself.
 
-        That is the `claimant`, before all others, if it is among them. Else it is the one that came
-        first; but a client that has had much less than another goes before that one, until it has
-        as many slots.
+        The `claimant`, if it is among the heads, is the next. Else it is the request that came
+        first; but a client that has had much less slot time than another goes before that client,
+        until it has as many slots.
         """
         if not heads:
             return None
         shares = _Shares(self, now)
-        scheduled = self.scheduled
+        offered = self.offered
         ranked = []
         for place, (arrival, entry) in enumerate(heads):
             # A request behind the first of the heads comes before others in its turn.
-            passed = [row.order for row in scheduled if shares.passes(entry, row)]
+            passed = [row.order for row in offered if shares.passes(entry, row)]
             if place and shares.passes(entry, heads[0][1]):
                 passed.append(heads[0][0])
             order = min([arrival, *(math.nextafter(one, -math.inf) for one in passed)])
-            own = [row for row in scheduled if row.client == entry.client]
+            own = [row for row in offered if row.client == entry.client]
             order = max([order, *(row.order for row in own if row.arrival <= arrival)])
             if entry is self.claimant:
                 order = -math.inf
@@ -131,11 +126,11 @@ class RunningSet:
 
     def used(self, client: int, now: float) -> float:
         """Seconds of late for which a client has had slots."""
-        rows = [row.placed for row in self if row.client == client and row.placed is not None]
-        return self._usage.of(client, now) + sum(_held(placed, now) for placed in rows)
+        own = [row.placed_at for row in self if row.client == client]
+        return self._usage.of(client, now) + sum(_held(one, now) for one in own if one is not None)
 
     def add(self, row: RequestState) -> None:
-        """Add a row that has been scheduled."""
+        """Add a row that has been offered."""
         self._rows[row.rid] = row
         if row is self.claimant:
             self.claimant = None
@@ -147,8 +142,8 @@ class RunningSet:
     def remove(self, rid: int, now: float) -> None:
         """Remove a row that has left."""
         row = self._rows.pop(rid)
-        if row.placed is not None:
-            self._usage.add(row.client, row.placed, now)
+        if row.placed_at is not None:
+            self._usage.add(row.client, row.placed_at, now)
             self._usage.forget(now)
 
     def clear(self) -> list[RequestState]:
@@ -157,12 +152,12 @@ class RunningSet:
         return rows
 
     def next_in(self) -> RequestState | None:
-        """The first scheduled row for which no slot is free or about to be; None if none is."""
+        """The first offered row for which no slot is free or about to be; None if none is."""
         placed = [row for row in self if row.has_slot]
         if len(placed) < self.slots:
             return None
         ahead = sum(row.status is not RequestStatus.RUNNING for row in placed)
-        return next(iter(self.scheduled[ahead:]), None)
+        return next(iter(self.offered[ahead:]), None)
 
     def behind(self, held: RequestState) -> float:
         """Time of arrival with which a row is queued once preempted for the first that waits.
@@ -175,27 +170,28 @@ class RunningSet:
         return first.arrival + held.priority * self._ageing_s
 
     def release_times(
-        self, arrival: float, priority: int, hold_s: float
+        self, arrival: float, priority: int, most_s: float = math.inf
     ) -> list[tuple[float, RequestState]]:
         """Times at which each placed row is preempted for a request of this arrival and priority.
 
-        A row holds its slot for `hold_s`, unless the other has a higher priority, and until it
-        would be queued behind it. One that is still prefilling would not leave soon: it is chosen
-        only if all are.
+        A row holds its slot for `hold_s`, and `most_s` at most, unless the request has a higher
+        priority, and until the row would be queued behind the request. A prefilling row would not
+        leave soon: it is chosen only if all rows prefill.
         """
-        times = []
-        for held in [row for row in self.staying if row.begun is not None] or self.staying:
+        times, hold_s = [], min(self._settings.current.hold_s, most_s)
+        for held in [row for row in self.staying if row.first_token_at is not None] or self.staying:
             behind = arrival + held.priority * self._ageing_s
-            limit = (held.placed or 0.0) + hold_s
+            limit = (held.placed_at or 0.0) + hold_s
             times.append((behind if priority > held.priority else max(behind, limit), held))
         return times
 
     def batch_release_times(self, order: float) -> list[tuple[float, RequestState]]:
-        """Times at which the rows of a synchronous batch are preempted for one that waits."""
+        """Times at which the rows of a synchronous batch are preempted for a waiting request."""
         staying = self.staying
         if not staying:
             return []
-        due = min(held.placed or 0.0 for held in staying) + self.hold_s
+        due = min(held.placed_at or 0.0 for held in staying)
+        due += self._settings.current.hold_s
         if len(staying) == self.slots:
             # A full batch goes on until its lowest row would be queued behind the other.
             due = max(due, order + min(held.priority for held in staying) * self._ageing_s)
@@ -208,15 +204,15 @@ class _Shares:
     def __init__(self, running: RunningSet, now: float) -> None:
         placed = [row for row in running if row.has_slot]
         self._has = Counter(row.client for row in placed or running)
-        self._lined_up = Counter(row.client for row in running if not row.has_slot and placed)
+        self._offered = Counter(row.client for row in running if not row.has_slot and placed)
         self._running, self._now = running, now
         self._used: dict[int, float] = {}
 
     def passes(self, entry: RequestState, other: RequestState) -> bool:
-        """True if one goes before the other: it has fewer slots and has had much less."""
+        """True if `entry` goes before `other`: its client has fewer slots and has had much less."""
         one, two = entry.client, other.client
-        # As those that are scheduled get slots the other loses as many.
-        soon = self._lined_up[one] + 1
+        # As offered rows get slots the other client loses as many.
+        soon = self._offered[one] + 1
         return (
             one != two
             and entry.priority >= other.priority
@@ -233,7 +229,7 @@ class _Shares:
 def much_less(used: float, other: float) -> bool:
     """True if a client has had slots for less than a quarter of another's time.
 
-    It is False of two that have only just begun.
+    It is False for two clients that have only just begun.
     """
     return _LESS * (used + _BEGINNING_S) < other
 
@@ -241,4 +237,4 @@ def much_less(used: float, other: float) -> bool:
 def withdraw(rows: Iterable[RequestState]) -> None:
     """Take back the offers of rows, unless these have slots by then."""
     for row in rows:
-        row.turn(RequestStatus.WITHDRAWING)
+        row.set_status(RequestStatus.WITHDRAWING)

@@ -21,8 +21,8 @@ class _Line:
 class WaitingQueue:
     """Waiting requests in order of priority with ageing: first come, first served.
 
-    A request that waits `ageing_s` seconds counts as one priority higher: the order of two is that
-    of their virtual arrivals. A client has a line for each adapter. All requests have `status`.
+    A request that waits `ageing_s` seconds counts as one priority higher: requests are ordered by
+    their virtual arrivals. A client has a line for each adapter. All requests have `status`.
     """
 
     def __init__(self, ageing_s: float, status: RequestStatus = RequestStatus.WAITING) -> None:
@@ -85,7 +85,7 @@ class WaitingQueue:
         """Add a request, ordered by its priority and by the time since which it is queued."""
         line = self._lines.setdefault(entry.client, {}).setdefault(entry.adapter, _Line())
         self._entries[entry.rid] = entry
-        entry.status, entry.placed, entry.begun = self._status, None, None
+        entry.status, entry.placed_at, entry.first_token_at = self._status, None, None
         insort(line.order, self._place(entry))
         self._settle(entry, line)
         self.adapters[entry.adapter] += 1
@@ -138,7 +138,7 @@ class WaitingQueue:
 
 
 class RequestQueues:
-    """The waiting requests: `unready` ones wait for embeddings of images, others for a slot."""
+    """The waiting requests: in `unready` for embeddings of images, in `queue` for a slot."""
 
     def __init__(self, ageing_s: float) -> None:
         self.queue = WaitingQueue(ageing_s)
@@ -156,12 +156,12 @@ class RequestQueues:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompt tokens of all of them."""
+        """The prompt tokens of all waiting requests."""
         return self.queue.prompt_tokens + self.unready.prompt_tokens
 
     @property
     def next_deadline(self) -> float | None:
-        """The earliest deadline of one of them."""
+        """The earliest deadline of a waiting request; None without one."""
         deadlines = (self.queue.next_deadline, self.unready.next_deadline)
         return min((one for one in deadlines if one is not None), default=None)
 
@@ -170,7 +170,7 @@ class RequestQueues:
         return self.queue.tokens_of(client) + self.unready.tokens_of(client)
 
     def push(self, entry: RequestState) -> None:
-        """Add a request to the queue of what it waits for."""
+        """Add a request to `unready` if it has images, else to `queue`."""
         (self.unready if entry.images else self.queue).push(entry)
 
     def remove(self, rid: int) -> RequestState | None:

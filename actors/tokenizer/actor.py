@@ -120,7 +120,7 @@ class _Lane:
             del self._waiting[client]
         return True
 
-    def turn(self, client: int) -> None:
+    def rotate(self, client: int) -> None:
         """Let other clients go before this one."""
         requests = self._waiting.pop(client, None)
         if requests is not None:
@@ -253,7 +253,7 @@ class TokenizerActor:
             while (message := lane.first()) is not None:
                 await self._serve(message, lane)
                 lane.remove(message.rid)
-                lane.turn(message.client)
+                lane.rotate(message.client)
                 # Short encodings never wait for anything: steps get their turn in between.
                 await anyio.lowlevel.checkpoint()
             await lane.arrived.wait()
@@ -394,7 +394,7 @@ class TokenizerActor:
             took = time.monotonic() - began
             texts = list(rows.values())
             await self._answer(
-                Deltas(texts, step.ended, step.begun, step.rounds, took, step.cached)
+                Deltas(texts, step.ended, step.slot_times, step.rounds, took, step.cached)
             )
         # Behind the text that their own requests may have got in the same step.
         for failure in failures:

@@ -136,7 +136,7 @@ def chosen_cases(names: Sequence[str]) -> list[Case]:
 
 
 def prepare(case: Case, cache: Path, progress: Progress, *, quick: bool = False) -> Artifacts:
-    """Make what is not in `cache` yet; raises what exporting raises."""
+    """Make what is not in `cache` yet; raises the errors of exporting."""
     source = SOURCE
     if case.model != "tiny":
         source = random_source(case.model, cache, progress, quick=quick, pooled=False)
@@ -210,7 +210,7 @@ def gpu_engine(
     *,
     quick: bool = False,
 ) -> Path:
-    """The folder of a GPU engine of a model of random weights; raises what exporting raises.
+    """The folder of a GPU engine of a model of random weights; raises the errors of exporting.
 
     Those of kernels are written straight from a pool, others are exported from a checkpoint.
     """
@@ -243,7 +243,7 @@ def engine_folder(source: Path, cache: Path, options: ExportOptions, progress: P
 def exported(
     source: Path, cache: Path, stem: str, options: ExportOptions, progress: Progress
 ) -> Path:
-    """The engine folder of a model, made if it is not in `cache` yet; raises what export raises.
+    """The engine folder of a model, made if it is not in `cache` yet; raises the errors of export.
 
     Its name begins with `stem`. Folders can have gigabytes each: of one stem the newest is kept.
     """

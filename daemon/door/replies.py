@@ -138,7 +138,7 @@ class ActorMessageHandler:
             self._tracker.reply(request, protocol.Detokenized(id=request.id, text=text))
 
     def _note_placed(self, step: Deltas) -> None:
-        for rid, since in step.placed.items():
+        for rid, since in step.slot_times.items():
             request = self._find(rid)
             # A reply that was put back has had its first token before.
             if request is not None and not request.prefill_s:

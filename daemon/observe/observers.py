@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def open_spans(model: str) -> "Spans":
-    """Spans that go out by OTLP over HTTP; raises HearthError for what is missing or wrong."""
+    """Spans that go out by OTLP over HTTP; raises HearthError if it is missing or wrong."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415 - an extra
             OTLPSpanExporter,
@@ -99,7 +99,7 @@ class Observers:
         }
 
     def open(self, door: FrontDoor, supervisors: Sequence[Supervisor]) -> list[Endpoint]:
-        """Look at these parts from now on; where metrics are served. Raises `socket_unusable`."""
+        """Observe these parts from now on; returns metric endpoints. Raises `socket_unusable`."""
         self._door, (self._executor, *others) = door, supervisors
         self._encoder = next(iter(others), None)
         endpoints = open_endpoints(

@@ -10,7 +10,7 @@ _RETRY_S = 60.0
 
 
 class WatchedFile(NamedTuple):
-    """A file that an actor reads when it starts; what is `mapped` it reads as long as it works."""
+    """A file that an actor reads when it starts; it reads a `mapped` file as long as it works."""
 
     path: str
     mapped: bool = True
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int, int, int]:
-        """Part of the fingerprint that differs where the path leads to other bytes."""
+        """Part of the fingerprint that differs if the path leads to other bytes."""
         return self[:4]
 
 
@@ -43,9 +43,9 @@ class InPlace(NamedTuple):
 
 
 class FileWatch:
-    """Compares the files of one start of an actor with how they are at each later look.
+    """Compares the files of one start of an actor with their state at each later look.
 
-    A path that leads to another file is no fault: what was mapped stays as it was.
+    A path that leads to another file is no fault: a mapped file stays as it was.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class FileWatch:
         self._good = self._loaded
 
     def are_others(self) -> bool:
-        """Tell whether the files of this start are others than those that worked last."""
+        """Return True if the files of this start differ from the last files that worked."""
         return bool(self._good) and _contents(self._loaded) != _contents(self._good)
 
     def look(self, marks: Marks, now: float) -> InPlace | None:
@@ -85,12 +85,12 @@ class FileWatch:
         return None
 
     def may_start(self, now: float) -> bool:
-        """Tell whether another start on these files has a chance: they differ, and are at rest."""
+        """Return True if another start on these files has a chance: they differ and are at rest."""
         at_rest_s = now - self._since
         return at_rest_s >= (STILL_S if self._last != self._loaded else _RETRY_S)
 
     def differing(self, marks: Marks) -> list[str]:
-        """The files that are not those of the start any more."""
+        """The files that have changed since the start."""
         now = _contents(marks)
         return [path for path, was in _contents(self._loaded).items() if was != now.get(path)]
 

@@ -11,7 +11,7 @@ from hearth.runtime.setting import setting
 _OF_FILES: frozenset[Code] = frozenset(
     {"engine_corrupt", "engine_incompatible", "engine_missing", "weights_invalid"}
 )
-"""Failures of a start that only other files mend."""
+"""Codes of failures of a start that only other files can mend."""
 _DOUBLINGS = 64
 """Most doublings of a pause: longer than any that is waited for, and still a finite number."""
 
@@ -20,8 +20,8 @@ class SupervisionSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Deadlines of an actor to say hello, to load, and between two signs of progress.
 
     After `stable_s` seconds of work earlier restarts are forgotten. `pause_s` is the wait before
-    a second restart in a row; it doubles with each further one up to `most_pause_s`. A process
-    that is still there `kill_s` seconds after it was killed hangs in the system.
+    a second restart in a row; it doubles with each further restart up to `most_pause_s`. A process
+    that still exists `kill_s` seconds after it was killed hangs in the system.
     """
 
     load_timeout_s: Annotated[
@@ -65,25 +65,25 @@ class Kill(NamedTuple):
 
 
 class AnnounceReady(NamedTuple):
-    """Tell the others that the actor can work."""
+    """Tell the listeners that the actor can work."""
 
 
 class AnnounceLost(NamedTuple):
-    """Tell the others that all is lost which the actor held."""
+    """Tell the listeners that all work of the actor is lost."""
 
     reason: str
 
 
 class AnnounceRestart(NamedTuple):
-    """Tell the others that the actor will be started again, and why it has ended."""
+    """Tell the listeners that the actor will be started again, and why it has ended."""
 
     reason: str
 
 
 class AnnounceHeld(NamedTuple):
-    """Tell the others that the actor waits for its files, and for which and why.
+    """Tell the listeners for which of its files the actor waits, and why.
 
-    With `refuses` nothing that comes meanwhile has a chance to be served soon.
+    With `refuses` requests that come meanwhile are refused: they would wait too long.
     """
 
     error: HearthError
@@ -114,9 +114,9 @@ class Phase(Enum):
 class Supervision:
     """Restart policy of one actor through its incarnations; no I/O.
 
-    Feed it what happens; `tick` acts on the clock. An actor that fails to load the first time is
-    not tried again, since the same files would fail again. One whose files were changed later, or
-    cannot be read any more, is held until `release`.
+    Feed it events; `tick` acts on the clock. An actor that fails to load the first time is not
+    started again, since the same files would fail again. An actor whose files were changed later,
+    or cannot be read any more, is held until `release`.
     """
 
     def __init__(self, name: str, settings: SupervisionSettings) -> None:
@@ -131,13 +131,13 @@ class Supervision:
         self._reason = ""
         self._error: HearthError | None = None
         self.renewing = False
-        """True if the actor has been asked to end for the next one."""
+        """True if the actor has been asked to end so that the next one takes over."""
         self.spoiled: HearthError | None = None
         """Fault of files that changed while the actor worked on them."""
         self._refuses = self._of_files = False
 
     def adopt(self, settings: SupervisionSettings) -> None:
-        """Go by other deadlines from now on, the one that runs included."""
+        """Use other deadlines from now on, also for the one that runs."""
         if self._due is not None and self.phase is Phase.LOADING:
             self._due += settings.load_timeout_s - self._settings.load_timeout_s
         elif self._due is not None and self.phase is Phase.RUNNING:
@@ -165,12 +165,12 @@ class Supervision:
             self._due = now + self._settings.progress_timeout_s
 
     def failed(self, error: HearthError, *, others: bool = False) -> None:
-        """Note why the actor is about to end; its files are `others` than worked before."""
+        """Note why the actor is about to end; `others` is True if its files have changed."""
         self._error = error
         self._of_files = error.code in _OF_FILES or (others and error.code == "wrong_answer")
 
     def ended(self, how: str, now: float, *, well: bool = False) -> list[Action]:
-        """Restart the ended actor or give up; `well` for one that found no fault."""
+        """Restart the ended actor or give up; `well` is True if it ended without a fault."""
         if self.phase is Phase.ENDED:
             return []
         self.renewing = self.renewing and well
@@ -204,7 +204,7 @@ class Supervision:
     def spoil(self, error: HearthError, now: float, *, refuses: bool) -> list[Action]:
         """End the actor, one of whose files was changed, and hold the next one.
 
-        Once something is refused it stays so until an actor is ready.
+        Once requests are refused they are refused until an actor is ready.
         """
         if self.phase is Phase.ENDED:
             return []

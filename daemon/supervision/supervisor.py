@@ -115,16 +115,16 @@ def _signal(number: int) -> str:
 _log = structlog.get_logger("hearth.supervisor")
 _LAST_MESSAGES_S = 0.5
 _TICK_S = 1.25
-"""Seconds between two ticks, longer than between two signs of progress: one wake-up for both."""
+"""Seconds between two ticks, more than between two signs of progress: one wake-up serves both."""
 _MOST_S = 1.5
 """Seconds that a pause of the daemon counts of a deadline, since the actor may have paused too."""
 
 
 class ActorPlan(NamedTuple):
-    """An actor to keep: its role, as the host knows it, the settings of that, and how it logs.
+    """An actor to keep: its role, as the host knows it, its settings, and its logging.
 
-    Its process inherits `descriptors`. Where one of its `files` is changed in place, another one
-    takes over once they are at rest.
+    Its process inherits `descriptors`. If one of its `files` is changed in place the actor
+    ends, and the next one starts once the files are at rest.
     """
 
     role: str
@@ -140,8 +140,8 @@ class ActorPlan(NamedTuple):
 class Listeners(NamedTuple):
     """Listeners to the events of an actor.
 
-    Ready to work, loss of all that it held, progress of loading, the reason of a restart, a wait
-    for files, metrics, and answers about adapters.
+    The events are: ready to work, loss of all its work, progress of loading, a restart and its
+    reason, a wait for files, metrics, and answers about adapters.
     """
 
     ready: Callable[[ActorReady, Addresses], Awaitable[None]]
@@ -154,7 +154,7 @@ class Listeners(NamedTuple):
 
 
 class Supervisor:
-    """Keeps one actor alive through its incarnations; owns the inbox that it is given."""
+    """Keeps one actor alive through its incarnations; owns its inbox."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Supervisor:
         return self._policy.spoiled is not None
 
     def differing_files(self) -> list[str]:
-        """Files that differ from those which the actor has read."""
+        """Files that have changed since the actor read them."""
         return self._files.differing(_marks(self._files.paths))
 
     @property
@@ -244,7 +244,7 @@ class Supervisor:
             raise self._error
 
     def adopt(self, plan: ActorPlan) -> None:
-        """Keep the actor by another plan; its settings are for the next one that starts."""
+        """Keep the actor by another plan; its settings take effect at the next start."""
         self._policy.adopt(plan.supervision)
         if plan.logs.log_level != self._plan.logs.log_level:
             self.tell(SetLogLevel(plan.logs.log_level))
@@ -255,9 +255,10 @@ class Supervisor:
         self._wake.set()
 
     def renew(self, reason: str) -> bool:
-        """Let another one of the plan take over once the actor has ended what it does.
+        """Let a new actor of the plan take over once the running one has ended its work.
 
-        Tells whether it has been asked to; where there is none the next one is of this plan.
+        Returns True if the running actor has been asked to end; without one the next start has the
+        plan.
         """
         self._policy.release(self._clock.now())
         self._wake.set()
@@ -273,7 +274,7 @@ class Supervisor:
         await self._ended.wait()
 
     def tell(self, message: ExecutorControl) -> bool:
-        """Post to the actor's control inbox; False where it takes no mail, as one that hangs."""
+        """Post to the actor's control inbox; False if it takes no mail, as an actor that hangs."""
         if self._control is None:
             return False
         try:

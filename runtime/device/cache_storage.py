@@ -49,7 +49,7 @@ class CacheStorage(Protocol):
         """
 
     def load(self, pool: Tensor, copies: Sequence[PageCopy], slots: int) -> None:
-        """Copy what pages hold into slots of rows; the inverse of `save`."""
+        """Copy tokens of pages into cache slots of rows; the inverse of `save`."""
 
     def read_row(self, row: int, length: int, slots: int) -> list[NDArray[Any]]:
         """Copies of the first slots of a row, [heads, length, D] a buffer, on the host."""
@@ -61,7 +61,7 @@ class CacheStorage(Protocol):
 def check_pages(
     pool: Tensor, buffers: Sequence[Tensor], copies: Sequence[PageCopy], rows: int, slots: int
 ) -> None:
-    """Raise `internal` where a pool is of another shape, or a copy lies outside of it or a row."""
+    """Raise `internal` if a pool has another shape, or a copy lies outside of pool or row."""
     first = buffers[0]
     pages, *shape = pool.shape
     _, heads, _, head_dim = first.shape

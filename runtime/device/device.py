@@ -27,17 +27,17 @@ class Stream(Protocol):
         """The device library's own handle (`CUstream`) as an integer; 0 on the CPU."""
 
     def synchronize(self) -> None:
-        """Return when everything that was queued has ended; raises what it raised."""
+        """Return when all queued work has ended; raises the error of that work."""
 
 
 class StreamEvent(Protocol):
     """Event of the stream: a point between its works."""
 
     def query(self) -> bool:
-        """Return True if all work queued before it has ended; raises what that work raised."""
+        """Return True if all work before the event has ended; raises the error of that work."""
 
     def wait(self) -> None:
-        """Return when all work queued before it has ended; raises what that work raised."""
+        """Return when all work before the event has ended; raises the error of that work."""
 
 
 class Span(Protocol):
@@ -48,17 +48,17 @@ class Span(Protocol):
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the device for the span; None until its end. Raises what the work raised."""
+        """Seconds of the device for the span; None until its end. Raises the error of the work."""
 
 
 class CapturedStep(Protocol):
-    """Work that was captured; whoever has it closes it before what the work uses."""
+    """Captured work; its holder must close it before the buffers that the work uses."""
 
     def launch(self, stream: Stream, /) -> None:
-        """Queue the work as one."""
+        """Queue the work with one launch."""
 
     def close(self) -> None:
-        """Free what the capture holds."""
+        """Free the captured work."""
 
 
 class HostStream:
@@ -74,9 +74,9 @@ class PendingSamples(Protocol):
     """Tokens that the device may still be sampling."""
 
     def result(self) -> list[RowToken | None]:
-        """Wait for the sampled rows, in their order; None where numbers were not finite.
+        """Wait for the sampled rows, in their order; None for a row whose numbers are not finite.
 
-        A row that was only checked has a sample of token -1. Raises what the step raised.
+        A row that was only checked has a sample of token -1. Raises the error of the step.
         """
 
 
@@ -89,7 +89,7 @@ class CapturedSampler(Protocol):
     def queue(self, rows: int) -> None:
         """Queue, for a capture, sampling of a step of at most `rows` rows.
 
-        As by `BatchSampler.sample`, but that a sampled row has one more filled slot.
+        It samples as `BatchSampler.sample`, and counts one more filled slot for a sampled row.
         """
 
     def samples(self) -> PendingSamples:
@@ -97,7 +97,7 @@ class CapturedSampler(Protocol):
 
 
 class RotaryTables(NamedTuple):
-    """Rotary tables of every row, and what they are filled from; R counts rotated pairs."""
+    """Rotary tables of every row, and their sources; R counts rotated pairs."""
 
     cos_of: Tensor
     """[positions, R] float32."""
@@ -115,9 +115,9 @@ class ImageOps(Protocol):
     """Ops for images around a step, queued on the device's stream."""
 
     def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
-        """Write `rows` [n, H] over those from `place` on of a buffer [.., H] that is read flat.
+        """Write `rows` [n, H] into a buffer [.., H], read flat, from row `place` on.
 
-        `rows` has been read when the call returns. Raises `internal` where they do not fit.
+        `rows` has been read when the call returns. Raises `internal` if they do not fit.
         """
 
     def clear(self, target: Tensor, places: int) -> None:
@@ -128,7 +128,7 @@ class ImageOps(Protocol):
 
 
 def check_splice(target: Tensor, place: int, rows: NDArray[Any]) -> None:
-    """Raise `internal` where embeddings are of another type or width, or exceed the buffer."""
+    """Raise `internal` if embeddings have another type or width, or exceed the buffer."""
     size = target.shape[-1]
     fits = rows.ndim == 2 and rows.shape[1] == size and rows.dtype == target.dtype  # noqa: PLR2004 - rows and H
     if not fits or place < 0 or (place + len(rows)) * size * rows.itemsize > target.nbytes:
@@ -190,7 +190,7 @@ class ProposalBuffers(NamedTuple):
     logits: Tensor
     """[max batch, K, draft vocabulary] float32: log-probabilities of the last draft step."""
     hidden_states: Tensor
-    """[max batch, K, H]: those of the same tokens."""
+    """[max batch, K, H]: hidden states of the same tokens."""
     hidden_states_from_draft: Tensor
     """[max batch, P, H]: input of each slot."""
     full_ids: Tensor | None
@@ -217,7 +217,7 @@ class ChainBuffers(NamedTuple):
     logits: Tensor
     """[max batch, 1, draft vocabulary] float32, of the last draft step."""
     hidden_states: Tensor
-    """[max batch, 1, H]: those of the same token."""
+    """[max batch, 1, H]: hidden states of the same token."""
     hidden_states_from_draft: Tensor
     """[max batch, 1, H]: input of the next step."""
     full_ids: Tensor | None
@@ -251,9 +251,9 @@ class PendingPaths(Protocol):
     """Walks through trees that the device may still be at."""
 
     def result(self) -> list[AcceptedPath | None]:
-        """Wait for the rows' paths; None where the root is not finite. Raises as the step did.
+        """Wait for the rows' paths; None if the root is not finite. Raises the error of the step.
 
-        Such a row's history and newest token are as before the round.
+        The history and newest token of a row without a path are as before the round.
         """
 
 
@@ -285,18 +285,19 @@ class StepOps(Protocol):
     ) -> None:
         """Bring entries of a draft's cache [B, S] to where `feed_entries` finds them.
 
-        As in `feed_prefill`, but that a row without any may have length 0. `filled` are the slots
-        before them, and `places` [B, S] says where the hidden state of each lies, -1 for zeros.
-        A device may read what was put when it feeds it: wait for that before more is put.
+        Arguments are as in `feed_prefill`, but a row without entries may have length 0. `filled`
+        counts the slots before the entries, and `places` [B, S] are the places of their hidden
+        states, -1 for zeros. A device may read the entries when it feeds them: wait for that before
+        the next call.
         """
 
     def enter_paths(
         self, buffers: StepBuffers, paths: PendingPaths, lengths: Tensor, shape: PathShape
     ) -> None:
-        """Put the entries of paths that walks are about to find, behind those that were put last.
+        """Put the entries of paths that queued walks will find, behind the entries put last.
 
-        `lengths` [max batch] are the base's filled slots. Where the host waits for all work, and so
-        can put them itself, it raises `internal`.
+        `lengths` [max batch] are the base's filled slots. A device whose host waits for all work
+        raises `internal`: there the host can put the entries itself.
         """
 
     def feed_entries(
@@ -310,7 +311,7 @@ class StepOps(Protocol):
         """Feed the newest entries as a prompt; `out` [B, S, W] gets their rows of `source`.
 
         `shape` is (B, S); `source` [.., W] is read flat. The step's own start becomes the slots
-        filled before the entries, and `grown` [max batch] those filled behind them.
+        filled before the entries, and `grown` [max batch] the slots filled with them.
         """
 
     def feed_decode(self, buffers: StepBuffers, rows: int) -> None:
@@ -370,14 +371,14 @@ class TreeOps(Protocol):
     def finish_proposal(
         self, proposal: ProposalBuffers, trees: TreeBuffers, speculating: Sequence[bool], width: int
     ) -> None:
-        """The best `width` entries of each table as a tree; node 0 alone where not speculating."""
+        """Make each table's best `width` entries a tree; node 0 alone unless speculating."""
 
     def draft_chain(self, chain: ChainBuffers, rows: int, nodes: int, level: int) -> None:
         """The best tokens by logits [rows, 1, Vd] as node `level` + 1 of each row's tree.
 
         Trees are [rows, nodes]. Unless it is the last node, its draft step is fed: embedding,
         position (the base's filled slots + level), hidden state, and from level 1 on one more
-        filled slot. A number that is none counts as the lowest.
+        filled slot. A logit that is not a number counts as the lowest.
         """
 
     def gather_rows(
@@ -400,7 +401,7 @@ class BatchSampler(Protocol):
         """Sampling of a decode step as part of its capture; None if it is not captured."""
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let rows move with settings, histories and newest tokens; take those of new rows."""
+        """Let rows move with settings, histories and newest tokens; take settings of new rows."""
 
     def sample(
         self,
@@ -474,7 +475,7 @@ class Device(Protocol):
         """Zeroed host memory that the device reads and writes by itself; raises as `zeros`."""
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
-        """Copy a buffer into one of the same size, each in memory of the device or `host_zeros`.
+        """Copy a buffer into another of the same size, each in device memory or of `host_zeros`.
 
         It is queued on the stream.
         """
@@ -483,7 +484,7 @@ class Device(Protocol):
         """Memory with the contents of `array`; on the CPU it is `array` itself."""
 
     def constants(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-        """As `constant` for each of many, by name: as fast as large ones can be copied."""
+        """Make a `constant` of each array, by name, as fast as large arrays can be copied."""
 
     def put(self, target: Tensor, array: NDArray[Any]) -> None:
         """Write a host array, which has been read when this returns, into a buffer of its size."""
@@ -492,13 +493,13 @@ class Device(Protocol):
         """Queue a copy of a buffer, or of zeros, into another of its size."""
 
     def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:
-        """The moves and writes of these K/V buffers."""
+        """The storage of these K/V buffers, with its moves and writes."""
 
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:
         """A sampler over these buffers."""
 
     def record_event(self) -> StreamEvent:
-        """Record an event behind all queued work; the one recorded before is void."""
+        """Record an event behind all queued work; the last recorded event is void."""
 
     def span(self) -> Span:
         """The beginning of a span; there may be any number of them."""
@@ -506,14 +507,14 @@ class Device(Protocol):
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
         """Copy the beginning of a buffer, whose work has ended, into a dense host array.
 
-        It does not wait for what was queued since.
+        It does not wait for work that was queued since.
         """
 
     def free_memory(self) -> int | None:
-        """Bytes that are free in memory of the device's own; None where it shares the host's."""
+        """Free bytes of the device's own memory; None if it shares the host's memory."""
 
     def record(self, work: Callable[[], None]) -> CapturedStep | None:
-        """Capture what `work` queues, which runs once on the way; None where nothing is queued."""
+        """Capture the launches of `work`, which runs once before; None if it queues none."""
 
     def close(self) -> None:
         """Free all memory of the device."""

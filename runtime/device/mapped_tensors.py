@@ -59,9 +59,9 @@ class StoredTensor(NamedTuple):
 class TensorFile:
     """A safetensors file whose tensors are read one by one; one handle, however many they are.
 
-    The constructor reads the header; it and `read` raise errors of `code`, with the file's name or
-    that of the tensor as the field. As the format asks, no name may occur twice, and each byte
-    behind the header is of one tensor. Whoever opens it closes it.
+    The constructor reads the header; it and `read` raise errors of `code`, with the name of file or
+    tensor as the field. As the format demands, no name may occur twice, and each byte behind the
+    header belongs to one tensor. The caller closes the file.
     """
 
     def __init__(self, path: Path, code: Code) -> None:
@@ -90,11 +90,11 @@ class TensorFile:
             raise
 
     def close(self) -> None:
-        """Give back the handle; what was read stays."""
+        """Close the file; tensors that were read stay."""
         self._file.close()
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor, read-only, in memory of its own; an error where the file was cut meanwhile."""
+        """A read-only tensor in memory of its own; raises if the file was cut meanwhile."""
         stored = self.tensors[name]
         try:
             self._file.seek(stored.begin)
@@ -168,7 +168,8 @@ def _mapped(path: Path, entry: _Entry, start: int) -> NDArray[Any]:
 def read_header(path: Path) -> tuple[dict[str, msgspec.Raw], int]:
     """The header of a safetensors file, and the offset at which its data begin.
 
-    Raises OSError, ValueError or `msgspec.MsgspecError` for what is none, or has a key twice.
+    Raises OSError, ValueError or `msgspec.MsgspecError` for a file of another format, or a header
+    with a key twice.
     """
     with open_regular(path) as file:
         return _header_of(file)

@@ -29,7 +29,7 @@ _PARTS = {
 
 
 class _Inert:
-    """Stub for what a constructor keeps and calls: every call does nothing."""
+    """Stub for an object that a constructor keeps and calls: every call does nothing."""
 
     __slots__ = ()
 
@@ -66,8 +66,8 @@ def inert() -> Any:
 class MeasuringDevice(CpuDevice):
     """Device that counts the bytes of each allocation by part, and drops queued work.
 
-    A tensor's name says its part; a tensor without a part in its name belongs to what `begin`
-    named last. `host_bytes` is the size of host memory that a GPU reads by itself.
+    A tensor's name tells its part; a tensor without a part in its name belongs to the part that
+    `begin` named last. `host_bytes` is the size of host memory that a GPU reads by itself.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class MeasuringDevice(CpuDevice):
         self._building, self._owner = "", ""
 
     def begin(self, building: str, owner: str = "") -> None:
-        """Count what follows as `building` or as one of `owner`'s parts, whose names it begins."""
+        """Count coming tensors as `building`, or by parts whose names begin with `owner`."""
         self._building, self._owner = building, owner
 
     def parts(self) -> dict[str, int]:
@@ -110,6 +110,6 @@ class MeasuringDevice(CpuDevice):
         return {name: self.constant(name, array) for name, array in arrays.items()}
 
     def batch_sampler(self, _buffers: SamplerBuffers) -> BatchSampler:
-        """One that does nothing: on the CPU a sampler has no memory of the device's."""
+        """A sampler that does nothing: on the CPU a sampler takes no device memory."""
         sampler: BatchSampler = inert()
         return sampler

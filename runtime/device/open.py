@@ -5,7 +5,7 @@ from hearth.runtime.device.measuring import MeasuringDevice
 
 
 def open_device(kind: DeviceKind) -> Device:
-    """The device of a kind; raises `engine_incompatible` when it cannot be used here."""
+    """The device of a kind; raises `engine_incompatible` if it cannot be used here."""
     if kind == "cpu":
         return CpuDevice()
     # The CUDA libraries are an extra: an installation for the CPU has none.
@@ -15,7 +15,7 @@ def open_device(kind: DeviceKind) -> Device:
 
 
 def measuring_device(kind: DeviceKind) -> MeasuringDevice:
-    """A device that takes no memory, and counts what one of this kind would take."""
+    """A device that takes no memory, and counts the bytes that a device of this kind would take."""
     if kind == "cpu":
         return MeasuringDevice()
     from hearth.runtime.device.cuda.measuring_gpu import MeasuringGpu  # noqa: PLC0415 - as above

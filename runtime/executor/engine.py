@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.device.device import Stream
-from hearth.runtime.loading import Told, nobody
+from hearth.runtime.loading import ProgressCallback, no_progress
 from hearth.runtime.tensors.registry import Direction
 from hearth.runtime.tensors.tensor import Tensor
 from hearth.runtime.vision_config import VisionConfig
@@ -24,8 +24,8 @@ EngineConfig = LLMEngineRunnerConfig | VisionConfig
 class Initializers:
     """External initializers of a graph, kept for the life of its engine.
 
-    `files` are mapped, by the names that the graph has for them; `arrays` replace single tensors
-    of these. `held` keeps alive the objects that a library made of them and does not own.
+    `files` are mapped, by their names in the graph; `arrays` replace single tensors of the files.
+    `held` keeps alive objects that a library made of both and does not own.
     """
 
     def __init__(self, files: Mapping[str, mmap.mmap], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -34,7 +34,7 @@ class Initializers:
         self.held: list[object] = []
 
     def release_pages(self) -> None:
-        """Let go of pages that were read to be packed; what is still read comes back by itself."""
+        """Release mapped pages that were read to be packed; a later read maps them again."""
         for file in self.files.values():
             file.madvise(mmap.MADV_DONTNEED)
 
@@ -42,14 +42,14 @@ class Initializers:
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of an engine: `threads` of the processor, 0 for all physical cores.
 
-    With `ranks_alone` a draft need not turn logits into log probabilities: their order is all that
-    is read of them. `told` is called with the progress of compiling kernels.
+    With `ranks_alone` a draft need not turn logits into log probabilities: only their order is
+    read. `progress` is called with the progress of compiling kernels.
     """
 
     threads: int = 0
     spin: bool = False
     ranks_alone: bool = False
-    told: Told = nobody
+    progress: ProgressCallback = no_progress
 
 
 class IOTensor(NamedTuple):
@@ -77,7 +77,7 @@ class CapturedRun(Protocol):
         """Run the step; raises `executor_failed`."""
 
     def close(self) -> None:
-        """Free what the capture holds."""
+        """Free the graph and its memory."""
 
 
 class SelfContained:
@@ -107,7 +107,7 @@ class Engine(Protocol):
         """Use `memory`, at least `required_context_memory` bytes, as scratch."""
 
     def use_profile(self, profile: int, stream: Stream, /) -> None:
-        """Make the next steps those of an optimisation profile, where the library has them.
+        """Run the next steps with an optimisation profile, if the library has profiles.
 
         `EngineExecutor` calls this only when the profile changes.
         """
@@ -115,8 +115,8 @@ class Engine(Protocol):
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Run one step; raises `executor_failed`.
 
-        A step that is prepared again comes as the same tuple, so that an engine which keeps its
-        bindings can see with one identity test that nothing has to be set.
+        A step that is prepared again comes as the same tuple, so an engine that keeps its bindings
+        finds by one identity test that it has nothing to set.
         """
 
     def capture(self, bindings: Sequence[Binding], stream: Stream, /) -> CapturedRun:
@@ -130,7 +130,7 @@ AddressAndShape = tuple[int, tuple[int, ...]]
 
 
 class BindingSnapshot:
-    """Addresses and shapes of all bindings of a step; `key` is a hash of all of these.
+    """Addresses and shapes of all bindings of a step; `key` is their hash.
 
     Equality compares every address and size, never the key alone.
     """
@@ -155,10 +155,10 @@ class BindingSnapshot:
 
 
 class GraphCounters(msgspec.Struct):
-    """Graphs captured, captures that failed (with the newest reason), and what became of steps.
+    """Counts of captured graphs, of failed captures (with the newest reason), and of steps.
 
-    A step was launched from a graph (`hits`), found none that fits (`misses`), or found one that
-    failed, so that an ordinary run took its place (`fallbacks`).
+    A step was launched from a graph (`hits`), found no graph that fits (`misses`), or found a graph
+    that failed and ran without it (`fallbacks`).
     """
 
     captures: int = 0
@@ -177,7 +177,7 @@ class GraphCounters(msgspec.Struct):
 class GraphCache:
     """Captured graphs by binding hash; a graph is used only when its whole snapshot agrees.
 
-    Graphs of at most so many sets of addresses are kept, the newest.
+    Graphs of the newest `address_sets` sets of addresses are kept.
     """
 
     def __init__(self, address_sets: int = 2) -> None:
@@ -195,7 +195,7 @@ class GraphCache:
         return graph if known is snapshot or known == snapshot else None
 
     def store(self, snapshot: BindingSnapshot, graph: CapturedRun) -> None:
-        """Keep a graph; an older one of the same hash is freed, and those of old addresses."""
+        """Keep a graph; free an older graph of the same hash, and graphs of old addresses."""
         if snapshot.addresses not in self._addresses:
             self._addresses.append(snapshot.addresses)
         stale = [
@@ -210,7 +210,7 @@ class GraphCache:
             self.counters.captures += 1
 
     def expect(self, more: int) -> None:
-        """Keep graphs of so many more sets of addresses."""
+        """Keep graphs of `more` further sets of addresses."""
         sets = (self._addresses.maxlen or 0) + more
         self._addresses = deque(self._addresses, maxlen=sets)
 
@@ -238,7 +238,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 def physical_cores(topology: Path = _TOPOLOGY) -> int:
-    """Cores that this process may use, hyper-threads of one core counted once."""
+    """Number of cores that this process may use; hyper-threads of a core count once."""
     allowed = os.sched_getaffinity(0)
     cores = {_core_of(topology, cpu) for cpu in allowed}
     return max(1, len(cores))

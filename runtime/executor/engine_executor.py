@@ -84,7 +84,7 @@ def _mismatch(name: str, what: str) -> HearthError:
 
 
 _PREPARED_LIMIT = 256
-"""Prepared steps kept, and as many more for each further set of addresses.
+"""Number of prepared steps that are kept, for each set of addresses.
 
 Prefill chunks have many lengths, and each step holds a view a binding.
 """
@@ -101,8 +101,8 @@ class _PreparedStep(NamedTuple):
 class EngineExecutor:
     """Executor that binds, runs and captures one engine; it knows no model, phase or feature.
 
-    `prepare` fixes the step that `execute` and `capture_graph` mean. Graphs are kept for as many
-    sets of addresses as `address_sets` says, the newest.
+    `prepare` sets the step that `execute` and `capture_graph` refer to. Graphs are kept for the
+    newest `address_sets` sets of addresses.
     """
 
     def __init__(
@@ -219,8 +219,8 @@ class EngineExecutor:
     def execute(self, stream: Stream) -> bool:
         """Run the prepared step: its captured graph if there is one, else an ordinary run.
 
-        An ordinary run also takes the place of a graph that fails, except on a lost device.
-        Returns True if it was the graph.
+        If a graph fails the step runs without it, except on a lost device. Returns True if the
+        graph ran.
         """
         step, graph, counters = self._current, self._graph, self._graphs.counters
         if step is None:
@@ -241,7 +241,7 @@ class EngineExecutor:
         return False
 
     def queue(self, stream: Stream) -> None:
-        """Run the prepared step itself, for who captures it within something else."""
+        """Run the prepared step itself, for a caller that captures it with other work."""
         self._engine.run(self._step().bindings, stream)
 
     @property
@@ -252,7 +252,7 @@ class EngineExecutor:
     def capture_graph(self, stream: Stream) -> None:
         """Capture the prepared step, so that `execute` launches it from now on.
 
-        A step that works and cannot be captured is counted, and run as any other.
+        A step that cannot be captured is counted, and later runs without a graph.
         """
         step = self._step()
         try:
@@ -269,7 +269,7 @@ class EngineExecutor:
             self._graph = graph
 
     def expect_addresses(self, more: int) -> None:
-        """Keep graphs and prepared steps of so many more sets of addresses."""
+        """Keep graphs and prepared steps of `more` further sets of addresses."""
         self._graphs.expect(more)
         self._prepared_limit += more * _PREPARED_LIMIT
 
@@ -321,7 +321,7 @@ class EngineExecutor:
 
     @property
     def num_profiles(self) -> int:
-        """The number of kinds of step: that of prompts, and those of decode steps."""
+        """Number of profiles: one of prompts, and the profiles of decode steps."""
         return len(self._profiles)
 
     def io_tensor_name(self, index: int) -> str:
@@ -351,7 +351,7 @@ class EngineExecutor:
     def reopen(self, weights: ExternalWeightManager) -> None:
         """Open the engine again with these weights as initializers, while no step is under way.
 
-        Its captured graphs are void. Raises what opening it raises; the executor is closed then.
+        Its captured graphs are void. Raises the errors of opening; then the executor is closed.
         """
         if self._open_engine is None or self.required_context_memory():
             raise HearthError("internal", "this engine is not opened a second time")
@@ -423,7 +423,12 @@ def _open_engine(
         from hearth.runtime.executor.kernels.engine import KernelsEngine  # noqa: PLC0415 - see above
 
         return KernelsEngine.open(
-            folder, config, device, registry, ranks_alone=options.ranks_alone, told=options.told
+            folder,
+            config,
+            device,
+            registry,
+            ranks_alone=options.ranks_alone,
+            progress=options.progress,
         )
     load_onnx_runtime()
     from hearth.runtime.executor.onnx_cuda_engine import OnnxCudaEngine  # noqa: PLC0415 - see above

@@ -51,7 +51,7 @@ def open_session(
     device: CudaDevice,
     initializers: Initializers | None = None,
 ) -> ort.InferenceSession:
-    """A session whose work goes to the device's stream; raises what `OnnxCudaEngine.open` does."""
+    """A session whose work goes to the device's stream; raises as `OnnxCudaEngine.open`."""
     check_version(config.dialect, "cuda", ort.__version__)
     check_provider(ort)
     # The wheel brings no CUDA libraries; those of other packages must be in the process first.
@@ -121,7 +121,7 @@ def _check_placement(session: ort.InferenceSession) -> None:
 
 
 _QUEUED_RUNS = 256
-"""Runs after which one waits for the device.
+"""Number of runs after which a run waits for the device.
 
 Some operators copy small arrays from pinned memory, which ONNX Runtime frees in the stream's order,
 but hands over only at the end of a run that waits. What is left is handed over when the session
@@ -160,7 +160,7 @@ class OnnxCudaEngine(SelfContained):
     ) -> "OnnxCudaEngine":
         """Load `model.onnx` onto the device, with its stream for all work.
 
-        `initializers` take the place of what lies beside it.
+        `initializers` replace the files beside it.
 
         Raises `engine_incompatible` without the provider or for a graph that it cannot run
         whole, `engine_corrupt` or `out_of_memory`.
@@ -175,7 +175,7 @@ class OnnxCudaEngine(SelfContained):
     def run(self, bindings: Sequence[Binding], stream: Stream, /) -> None:
         """Queue one step; raises `executor_failed`, `out_of_memory` or `device_lost`.
 
-        `stream` must be the device's, which the session was opened with.
+        `stream` must be the stream of the device with which the session was opened.
         """
         if stream.handle != self._device.stream.handle:
             raise HearthError("internal", "the engine runs on the stream that it was opened with")
@@ -186,7 +186,7 @@ class OnnxCudaEngine(SelfContained):
         self.run_bound(self._kept[1], stream, wait=wait)
 
     def run_bound(self, step: Any, stream: Stream, *, wait: bool = False) -> None:
-        """Queue what `bind` gave, or run it and `wait`; raises what `run` does."""
+        """Queue bindings from `bind`, or run them and `wait`; raises the errors of `run`."""
         try:
             self._session.run_with_iobinding(step, self._waiting if wait else self._options)
         except Exception as error:
@@ -226,7 +226,7 @@ class KeptStep:
         self._step = engine.bind(bindings)
 
     def launch(self, stream: Stream, /) -> None:
-        """Run the step; raises what `OnnxCudaEngine.run` does."""
+        """Run the step; raises the errors of `OnnxCudaEngine.run`."""
         self._engine.run_bound(self._step, stream)
 
     def close(self) -> None:

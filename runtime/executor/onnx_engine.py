@@ -62,7 +62,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class OnnxEngine(SelfContained):
-    """An ONNX Runtime session on the CPU, and what it reads of files that are mapped for it."""
+    """An ONNX Runtime session on the CPU, and the mapped files that it reads."""
 
     def __init__(
         self, session: ort.InferenceSession, initializers: Initializers | None = None
@@ -81,7 +81,7 @@ class OnnxEngine(SelfContained):
     ) -> "OnnxEngine":
         """Load `model.onnx`; raises `engine_incompatible`, `engine_corrupt` or `out_of_memory`.
 
-        `initializers` take the place of what lies beside it.
+        `initializers` replace the files beside it.
         """
         check_version(config.dialect, "cpu", ort.__version__)
         path, made = folder / MODEL_FILE, session_options(options)
@@ -144,7 +144,7 @@ class OnnxRun:
 
 
 def add_initializers(made: ort.SessionOptions, given: Initializers | None) -> None:
-    """Let a session read these instead of what lies beside its graph; they must outlive it."""
+    """Let a session read these instead of the files beside its graph; they must outlive it."""
     if given is None:
         return
     if given.files:
@@ -164,7 +164,7 @@ def add_initializers(made: ort.SessionOptions, given: Initializers | None) -> No
 
 
 def _shared(array: NDArray[Any]) -> ort.OrtValue:
-    """The array itself; NumPy's own types do not have all that a graph may."""
+    """The array as a value that shares its memory, also for types that NumPy does not have."""
     if array.dtype == ml_dtypes.bfloat16:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), _BFLOAT16)
     return ort.OrtValue.ortvalue_from_numpy(array)

@@ -122,7 +122,7 @@ class SimulatedEngine(SelfContained):
         self._read = {*_READ, self._adapter}
 
     def use_profile(self, profile: int, _stream: Stream, /) -> None:
-        """Take the time of these steps from now on."""
+        """Simulate the time of this profile's steps from now on."""
         self._profile = profile
 
     def run(self, bindings: Sequence[Binding], stream: Stream) -> None:

@@ -32,7 +32,7 @@ class RuntimeCache:
     """Cache file of the kernels that TensorRT-RTX compiles for a plan on this GPU.
 
     A plan of TensorRT-RTX has no kernels yet. The library itself compares version, GPU and driver
-    with those of the file, and takes nothing of others.
+    with the file, and ignores a file that differs.
     """
 
     def __init__(self, library: Any, engine: Any, path: Path) -> None:
@@ -47,8 +47,8 @@ class RuntimeCache:
     def new_context(self, *, captured: bool) -> Any:
         """An execution context without scratch memory of its own.
 
-        Where steps are `captured`, kernels for their shape are compiled before the first one ends:
-        a capture keeps those that it saw. Elsewhere a step does not wait for them.
+        If steps are `captured` the first step of a shape waits for its compiled kernels, as a
+        capture keeps the kernels that it saw. Otherwise no step waits for them.
         """
         kinds = self._library.DynamicShapesKernelSpecializationStrategy
         strategies = self._library.ExecutionContextAllocationStrategy
@@ -61,7 +61,7 @@ class RuntimeCache:
         return self._engine.create_execution_context(config)
 
     def keep(self) -> None:
-        """Write the file, where something was compiled since."""
+        """Write the file, if kernels were compiled since."""
         made = self._cache.serialize()
         data = None if made is None else bytes(memoryview(made))
         if data is not None and data != self._kept:
@@ -138,9 +138,9 @@ class ProfileContext:
 
 
 def failed(log: Any, what: str, stream: Stream) -> HearthError:
-    """The error for a call of TensorRT that failed, with what the library logged.
+    """The error for a call of TensorRT that failed, with the library's log.
 
-    It is `device_lost` where the device has died with it.
+    Its code is `device_lost` if the device was lost with the call.
     """
     text = log.take()
     try:
@@ -160,7 +160,7 @@ class TensorRTEngine:
     """A TensorRT plan: one execution context a profile, all of them on one scratch memory.
 
     Steps go to one stream, so that no two contexts use the scratch memory at a time. `record`
-    captures into a CUDA graph what a function queues.
+    captures the work that a function queues into a CUDA graph.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class TensorRTEngine:
 
 
 def record_graph(context: CudaContext, stream: Stream, work: Callable[[], None]) -> CapturedRun:
-    """A CUDA graph of what `work` queues on `stream`; raises `executor_failed`."""
+    """A CUDA graph of the launches that `work` queues on `stream`; raises `executor_failed`."""
     if not isinstance(stream, CudaStream):
         raise HearthError("internal", "only work on a stream of CUDA can be captured")
     with GraphCapture(context, stream) as capture:

@@ -1,4 +1,4 @@
-"""TensorRT as a library: which plans it runs, and what differs between 8.6 and 11, lean and RTX."""
+"""TensorRT as a library: plans that it runs, and differences of 8.6, 10, 11, lean and RTX."""
 
 import importlib
 import warnings
@@ -72,7 +72,7 @@ def make_log(library: Any) -> Any:
 def open_runtime(library: Any, log: Any) -> Any:
     """A runtime that also reads plans which carry their own lean runtime.
 
-    Raises `engine_incompatible` where the library does not start, as with a driver that is too old.
+    Raises `engine_incompatible` if the library does not start, for example with an old driver.
     """
     try:
         runtime = library.Runtime(log)

@@ -130,7 +130,7 @@ class DraftExport:
 
     @classmethod
     def open(cls, base: ModelConfig, options: ExportOptions) -> "DraftExport | None":
-        """Read the draft that the options name, if they do; raises what `export_model` does."""
+        """Read the draft that the options name, if they do; raises as `export_model`."""
         if options.draft is None:
             return None
         config = load_draft_config(options.draft.folder, base)

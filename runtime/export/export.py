@@ -129,9 +129,9 @@ def export_weights(
 ) -> WeightsFile:
     """Write the weights of a Hugging Face folder for an engine folder into the file `target`.
 
-    The engine keeps its tokenizer, chat template, draft and vision tower. Raises what
-    `export_model` does; `model_unsupported` and `tokenizer_mismatch` name in what the model is
-    another than the engine's. Nothing is left behind then.
+    The engine keeps its tokenizer, chat template, draft and vision tower. Raises the
+    errors of `export_model`; `model_unsupported` and `tokenizer_mismatch` name the difference
+    between model and engine. Nothing is left behind then.
     """
     config = load_config(engine)
     if not config.external_weight_files:

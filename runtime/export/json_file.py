@@ -1,4 +1,4 @@
-"""The fields of a JSON file that others wrote: typed, and those of config.json that are served."""
+"""Typed fields of JSON files that other programs wrote, and the served fields of config.json."""
 
 import re
 import sys

@@ -148,8 +148,8 @@ class StepResult(msgspec.Struct):
 
     A row may have several tokens, in their order. `rounds` are the rows that speculated. `failure`
     is the error of a prefill: its rows end with it, and the others go on. `pictures` are those that
-    the vision encoder finished. With the first token of a row `begun` has the time at which it was
-    admitted, and `cached` the number of its tokens that came from the prefix cache, where any did.
+    the vision encoder finished. With the first token of a row `slot_times` has the time at which it
+    was admitted, and `cached` the number of its tokens from the prefix cache, if there are any.
     """
 
     kind: StepKind
@@ -159,7 +159,7 @@ class StepResult(msgspec.Struct):
     rounds: list[RowRound] = []
     failure: HearthError | None = None
     pictures: list[TowerResult] = []
-    begun: dict[int, float] = {}
+    slot_times: dict[int, float] = {}
     cached: dict[int, int] = {}
 
 

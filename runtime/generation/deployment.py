@@ -11,7 +11,7 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.simulated_engine import as_simulated
 from hearth.runtime.kv_cache.page_pool import prefix_capacity
 from hearth.runtime.kv_cache.pages import TierCapacity
-from hearth.runtime.loading import Told, nobody
+from hearth.runtime.loading import ProgressCallback, no_progress
 from hearth.runtime.lora.stored import adapter_folders, tensor_bytes
 from hearth.runtime.options import (
     EagleDraftingConfig,
@@ -214,7 +214,9 @@ def load_deployment(folder: Path, options: RuntimeOptions) -> DeploymentConfig:
     return load_engines(folder, options).resolve(options)
 
 
-def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> StoredEngines:
+def load_engines(
+    folder: Path, options: RuntimeOptions, progress: ProgressCallback = no_progress
+) -> StoredEngines:
     """Read an engine folder and check its files, telling the share of bytes; raises `engine_*`."""
     stored, tower = load_config(folder), load_vision_config(folder)
     configs: dict[Path, LLMEngineRunnerConfig | VisionConfig] = {folder: stored}
@@ -230,7 +232,7 @@ def load_engines(folder: Path, options: RuntimeOptions, told: Told = nobody) -> 
     def read(count: int) -> None:
         nonlocal done
         done += count
-        told("verifying", done / total)
+        progress("verifying", done / total)
 
     for place, config in configs.items():
         # Other weights are the base's: a draft keeps its own.

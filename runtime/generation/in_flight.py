@@ -13,9 +13,9 @@ Event = TypeVar("Event")
 class InFlightStep(msgspec.Struct, Generic[Event]):
     """Step queued on the device, until its result is reported.
 
-    `event` is what the device will give, with what it takes to read it. `started` is in seconds of
-    the monotonic clock, and `host_s` what the host took from there to queue the step. A call of the
-    vision encoder has no rows, a step that could not be queued has an `error` in place of a result.
+    `event` is the pending result, with the means to read it. `started` is the monotonic time at
+    which the host began to queue the step, and `host_s` the seconds that it took. A call of the
+    vision encoder has no rows; a step that could not be queued has an `error` instead of a result.
     """
 
     kind: StepKind
@@ -24,32 +24,32 @@ class InFlightStep(msgspec.Struct, Generic[Event]):
     started: float
     host_s: float
     lengths: list[int] = []
-    """Tokens that the step puts into the caches of each row, where that is known by now."""
+    """Tokens that the step puts into the caches of each row; empty while they are not known."""
     computed: int = 0
-    """Tokens that the engine runs in it, with padding."""
+    """Tokens that the engine computes in the step, padding included."""
     first: int = 0
-    """The place of its first row."""
+    """The place of the step's first row."""
     rounds: list[RowRound] = []
-    """Rows that have speculated in it, once it is collected."""
+    """Rounds of the rows that have speculated in the step, once it is collected."""
     error: Exception | None = None
     unpicked: bool = False
     """True if its sampling is not queued: masks of its rows follow from tokens not read yet."""
 
     @property
     def filled(self) -> int:
-        """Tokens that it puts into the caches."""
+        """Tokens that the step puts into the caches of all rows."""
         return sum(self.lengths)
 
     @property
     def width(self) -> int:
-        """Tokens that it computes for each row."""
+        """Tokens that the step computes for each row."""
         return self.computed // len(self.rows)
 
     @property
     def padding(self) -> int:
-        """Tokens that it computes behind those of the row with the fewest."""
+        """Padding tokens that the step computes for the row with the fewest tokens."""
         return self.width - min(self.lengths) if self.lengths else 0
 
 
 AnyStep = InFlightStep[Any]
-"""A step of any kind, as the queue holds them."""
+"""A step of any kind, as the queue holds it."""

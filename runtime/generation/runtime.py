@@ -35,7 +35,7 @@ from hearth.runtime.grammar import GrammarMatcher, require
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
-from hearth.runtime.loading import Told, nobody
+from hearth.runtime.loading import ProgressCallback, no_progress
 from hearth.runtime.lora.adapter import Adapter
 from hearth.runtime.lora.stored import load_all
 from hearth.runtime.memory.system import available_memory
@@ -105,7 +105,7 @@ class LLMInferenceRuntime:
         cls,
         folder: Path,
         options: RuntimeOptions | None = None,
-        told: Told = nobody,
+        progress: ProgressCallback = no_progress,
         embeddings: EmbeddingStore | None = None,
     ) -> "LLMInferenceRuntime":
         """Open an engine folder, with as many rows and as much capacity as fit where none is asked.
@@ -114,9 +114,9 @@ class LLMInferenceRuntime:
         `out_of_memory` or `invalid_value`.
         """
         options = options or RuntimeOptions()
-        engine = EngineOptions(threads=options.threads, spin=options.spin, told=told)
-        engines = load_engines(folder, options, told)
-        told("opening", None)
+        engine = EngineOptions(threads=options.threads, spin=options.spin, progress=progress)
+        engines = load_engines(folder, options, progress)
+        progress("opening", None)
         # A context of a GPU that shares this memory is among what is predicted.
         host = available_memory()
         device = open_device(engines.resolve(options).base.device)
@@ -265,7 +265,9 @@ class LLMInferenceRuntime:
             self.switch_adapter("")
         self._runner.unload_lora_weights(name)
 
-    def capture(self, batch_sizes: Sequence[int], told: Told = nobody) -> list[str]:
+    def capture(
+        self, batch_sizes: Sequence[int], progress: ProgressCallback = no_progress
+    ) -> list[str]:
         """Capture prefill steps, and decode and verify steps of these batch sizes.
 
         No row is active. Returns the steps that could not be captured; raises `invalid_value` for a
@@ -275,7 +277,7 @@ class LLMInferenceRuntime:
         if not all(1 <= size <= self.max_batch for size in batch_sizes):
             what = f"a batch has 1 to {self.max_batch} rows"
             raise HearthError("invalid_value", what, "batch_sizes")
-        told("capturing", 0.0)
+        progress("capturing", 0.0)
         self._runner.warm_prefill()
         kinds: list[Callable[[Sequence[int]], None]] = [self._vanilla.capture]
         if self._speculation is not None:
@@ -284,9 +286,9 @@ class LLMInferenceRuntime:
         sizes = sorted({next(one for one in batches if one >= size) for size in batch_sizes})
         for done, (capture, size) in enumerate(product(kinds, sizes), 1):
             capture([size])
-            told("capturing", done / (len(kinds) * len(sizes) + 1))
+            progress("capturing", done / (len(kinds) * len(sizes) + 1))
         self._runner.capture_prefill_graphs()
-        told("capturing", 1.0)
+        progress("capturing", 1.0)
         return [one.reason for one in self.graphs.values() if one.failed_captures]
 
     def check_answer(self, answer: KnownAnswer) -> AnswerReport:
@@ -554,7 +556,7 @@ class LLMInferenceRuntime:
         began, ended = self._record(step, tokens)
         result = StepResult(step.kind, tokens, began, ended, step.rounds)
         if step.kind == "prefill":
-            result.begun, result.cached = self._times.begun(step.rows, tokens)
+            result.slot_times, result.cached = self._times.first_tokens(step.rows, tokens)
         return result
 
     def _record(self, step: AnyStep, tokens: Sequence[RowToken]) -> tuple[float, float]:

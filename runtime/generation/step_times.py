@@ -70,7 +70,7 @@ class StepTimes:
         for row in rows:
             row.placed, row.prefill_from = now, self.prefill.seconds
 
-    def begun(
+    def first_tokens(
         self, rows: Iterable[DecodingRow], tokens: Iterable[RowToken]
     ) -> tuple[dict[int, float], dict[int, int]]:
         """Note on rows that a prefill, recorded before, gave them their first tokens.
@@ -79,15 +79,15 @@ class StepTimes:
         the prefix cache, where any did.
         """
         given = {token.row: token.error for token in tokens}
-        begun, cached = dict[int, float](), dict[int, int]()
+        slot_times, cached = dict[int, float](), dict[int, int]()
         for row in rows:
             if row.number not in given:
                 continue
             row.paid_from = self.generation.seconds + self.prefill.seconds - row.prefill_from
-            begun[row.number] = row.placed
+            slot_times[row.number] = row.placed
             if row.reused and given[row.number] is None:
                 cached[row.number] = row.reused
-        return begun, cached
+        return slot_times, cached
 
     def record(self, step: AnyStep, tokens: int = 0) -> tuple[float, float]:
         """Record a step that was collected just now, and return when it began and ended.

@@ -180,7 +180,7 @@ def _tiled(picture: Picture, config: VisionConfig, most_tokens: int) -> ImageLay
 
 
 def _tiles(height: int, width: int, tile: int) -> tuple[int, int]:
-    """Rows and columns of tiles: the longer edge is rounded up first, and the other by it."""
+    """Rows and columns of tiles: the longer edge rounded up, then the other in proportion."""
     aspect = width / height
     if width >= height:
         columns = -(-width // tile)

@@ -59,7 +59,7 @@ class PageFileHeader(NamedTuple):
 
 
 def encode_head(head: PageFileHeader) -> bytes:
-    """Encode the first `HEAD_BYTES` of a file, which end with a digest of those before."""
+    """Encode the first `HEAD_BYTES` of a file; the last of them are a digest of the others."""
     fields = _FIELDS.pack(
         _MAGIC,
         VERSION,
@@ -153,7 +153,7 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: Path) -> FileIO:
-    """Open a regular file that no other user could have written; raises OSError."""
+    """Open a regular file that no other user can have written; raises OSError."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     facts = os.fstat(number)
     if (
@@ -187,13 +187,13 @@ class _Waiting(NamedTuple):
 class DiskCache:
     """Write pages in a thread, read them while the caller waits, and check what is read.
 
-    Each engine has a folder of its own in `folder`; what lies in those of others gives way first.
-    Folders and files are the user's alone. A page has `page_bytes`, and `most_bytes`
-    hold `pages` of them; the index counts them. Several processes may share a folder: a
-    page that another one has removed is missing, no more.
+    Each engine has a folder of its own in `folder`; pages of other engines are removed first. Only
+    this user may read folders and files. A page has `page_bytes`, and `most_bytes` hold `pages`
+    pages; the index counts them. Several processes may share a folder: a page that another process
+    has removed counts as missing.
 
-    Raises `invalid_value` with the field `prefix_folder` for a folder that cannot be had, or that
-    others may write to.
+    Raises `invalid_value` with the field `prefix_folder` for a folder that cannot be used, or that
+    other users may write to.
     """
 
     def __init__(self, folder: Path, engine: bytes, page_bytes: int, most_bytes: int) -> None:
@@ -216,9 +216,9 @@ class DiskCache:
         self._thread = threading.Thread(target=self._write_all, name="disk_cache", daemon=True)
 
     def found(self) -> list[Stored]:
-        """Return the pages stored before, by their headers alone; other files are removed.
+        """Return the pages stored before, from their heads alone; remove other files.
 
-        Call it once, before anything is written. Files that cannot be used become failures.
+        Call it once, before the first write. Files that cannot be used become failures.
         """
         stored = []
         for path in self._folder.iterdir():
@@ -243,10 +243,10 @@ class DiskCache:
     def write(
         self, page: Page, data: bytes, within_s: float = 0.0, *, draft: bool | None = None
     ) -> bool:
-        """Queue a page for writing, whose bytes must not change; False where too many wait.
+        """Queue a page for writing, whose bytes must not change; False if too many pages wait.
 
-        `within_s` is the time to wait for others to be written. `draft` is True if a draft's state
-        is among the bytes, by default as `page.draft` is now.
+        `within_s` is the most seconds to wait for other pages to be written. `draft` is True if the
+        bytes have a draft's state; by default it is `page.draft`.
         """
         draft = page.draft if draft is None else draft
         root = root_of(page).name

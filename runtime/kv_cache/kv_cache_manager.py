@@ -17,15 +17,15 @@ from hearth.runtime.tensors.registry import index_dtype
 from hearth.runtime.tensors.tensor import Tensor, numpy_dtype
 
 _ALIGNMENT = 256
-"""Bytes to which the address of a binding on a GPU is aligned, also one that begins at a row."""
+"""Alignment in bytes of a binding's address on a GPU, also if the binding begins at a row."""
 
 
 class KVCacheManager:
     """Keys and values of all attention layers, by their index among attention layers.
 
-    One zeroed allocation per layer and kind, large enough for every row at full capacity. It is
-    used as a dense array [rows, kv_heads, bucket, head_dim]; changing the bucket re-lays the
-    rows inside the allocation, so addresses stay and memory beyond the bucket stays untouched.
+    Each layer and kind has one zeroed allocation, large enough for all rows at full capacity. It is
+    used as a dense array [rows, kv_heads, bucket, head_dim]; a change of the bucket moves the rows
+    inside the allocation, so addresses stay and memory beyond the bucket stays untouched.
     """
 
     def __init__(self, config: LLMEngineRunnerConfig, device: Device) -> None:
@@ -46,7 +46,7 @@ class KVCacheManager:
         )
 
     def from_row(self, tensor: Tensor, first: int) -> Tensor:
-        """The rows of a buffer from `first` on, in the bucket in use: what a step binds."""
+        """The rows of a buffer from `first` on, in the bucket in use, as a step binds them."""
         _, heads, _, head_dim = tensor.shape
         shape = (self._rows - first, heads, self.bucket, head_dim)
         return tensor.part(tensor.name, first * heads * self.bucket * head_dim, shape)
@@ -132,7 +132,7 @@ class KVCacheManager:
 
 
 def check_alignment(capacity: int, slot_bytes: int) -> None:
-    """Raise `invalid_value` where rows of so many slots cannot be bound from any row on."""
+    """Raise `invalid_value` unless a binding may begin at any row of `capacity` cache slots."""
     if capacity * slot_bytes % _ALIGNMENT:
         raise HearthError(
             "invalid_value",
@@ -143,10 +143,10 @@ def check_alignment(capacity: int, slot_bytes: int) -> None:
 
 
 class RotaryRows:
-    """The rotary tables of each row, by its place, for an engine with tables of every row.
+    """The rotary tables of an engine that has a table for each row, by the row's place.
 
-    The numbers of a slot follow from the position of the row's token, in text its slot. So a table
-    is filled anew where another row takes its place, and nothing of it moves.
+    The numbers of a cache slot follow from the position of its token; in text that is the slot's
+    index. So a row's table is filled anew when the row gets a place, and tables do not move.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class RotaryRows:
         return RowPositions(kept, int(kept.max(initial=-1)) + 1 - length)
 
     def place(self, row: int, positions: RowPositions) -> None:
-        """Give the tokens of a row other positions from now on."""
+        """Set the positions of a row's tokens from now on."""
         self._rows[row] = positions
         self._fill()
 
@@ -222,10 +222,11 @@ class RowPrefix(NamedTuple):
 class HybridCacheManager:
     """All caches of one engine, the lengths of its rows and the size of its batch.
 
-    `lengths` [max batch] is the buffer that the engine reads as `kvcache_start_index`: committing
-    tokens here is all that the next step needs. `row_lengths` are the same numbers on the host,
-    so that nothing waits for the device. Rows always have the first `batch` places. `rotary` are
-    the tables of each row, of an engine that has such.
+    The name is that of the C++ runtime, whose manager routes to several kinds of cache; here `kv`
+    is the only kind so far. `lengths` [max batch] is the buffer that the engine reads as
+    `kvcache_start_index`: the next step needs nothing but tokens committed here. `row_lengths` has
+    the same numbers on the host, so that no call waits for the device. Rows always have the first
+    `batch` places. `rotary` has the tables of each row; None for an engine without such tables.
     """
 
     def __init__(self, config: LLMEngineRunnerConfig, device: Device) -> None:
@@ -289,7 +290,7 @@ class HybridCacheManager:
         self._ops.set_lengths(self.lengths, self.row_lengths)
 
     def count(self, added: Sequence[int], first: int = 0) -> None:
-        """Count `added` tokens on the host alone, where the device's lengths are set otherwise."""
+        """Count `added` tokens on the host only: other ops set the lengths on the device."""
         for row, tokens in enumerate(added, first):
             self.row_lengths[row] += tokens
 
@@ -311,7 +312,7 @@ class HybridCacheManager:
         self.kv.zero(row, 0, self.kv.bucket)
 
     def zero_behind(self, row: int) -> None:
-        """Zero the slots behind the filled ones of a row."""
+        """Zero the free cache slots of a row."""
         self.kv.zero(row, self.row_lengths[row], self.kv.bucket)
 
     def finite(self, row: int) -> bool:

@@ -1,4 +1,4 @@
-"""Index of the pages of the prefix cache and their tiers; pure: it decides, others copy."""
+"""Index of the pages of the prefix cache and their tiers; it decides and copies nothing."""
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
@@ -27,7 +27,7 @@ from hearth.runtime.kv_cache.pages import (
 
 
 def nearest(parent: Page, own: bytes) -> tuple[Page | None, int]:
-    """The page behind `parent` that has most in common with these tokens, and how much."""
+    """The child of `parent` that shares most first tokens with `own`, and their number."""
     # In the order of their bytes no page has more in common with them than the two beside them.
     at = bisect_left(parent.children, own, key=_tokens)
     beside = [
@@ -40,28 +40,28 @@ def nearest(parent: Page, own: bytes) -> tuple[Page | None, int]:
 
 
 def longer_child(parent: Page, own: bytes) -> Page | None:
-    """The page behind `parent` that begins with these tokens, or holds just them."""
+    """The child of `parent` whose tokens begin with `own`, or equal it; None without one."""
     at = bisect_left(parent.children, own, key=_tokens)
     found = parent.children[at] if at < len(parent.children) else None
     return found if found and found.tokens.startswith(own) else None
 
 
 def shorter_child(parent: Page, own: bytes) -> Page | None:
-    """The page behind `parent` with which these tokens begin, and go on."""
+    """The child of `parent` whose tokens are a beginning of `own`; None without one."""
     at = bisect_left(parent.children, own, key=_tokens)
     found = parent.children[at - 1] if at else None
     return found if found and own.startswith(found.tokens) else None
 
 
 def add_child(parent: Page, tokens: bytes) -> Page:
-    """A new page with these tokens behind `parent`."""
+    """Add a child with these tokens to `parent`, and return it."""
     page = Page(page_name(parent.name, tokens), tokens, parent)
     parent.children.insert(bisect_left(parent.children, tokens, key=_tokens), page)
     return page
 
 
 def path_to(page: Page) -> list[Page]:
-    """The pages from the root, which is none, to this one."""
+    """The pages from the root, which is not among them, to this page."""
     path = []
     at: Page | None = page
     while at is not None and at.parent is not None:
@@ -78,7 +78,7 @@ def root_of(page: Page) -> Page:
 
 
 def all_behind(page: Page) -> list[Page]:
-    """All pages behind this one, each behind its parent."""
+    """All descendants of a page, each after its parent."""
     pages = list(page.children)
     for one in pages:
         pages.extend(one.children)
@@ -96,7 +96,7 @@ PINS_FULL = ("cache_full", "prefix_cache_bytes")
 class Pins:
     """Names of pages by client, whether the pages are there yet or not.
 
-    A client keeps at most a quarter of the pages of device memory, and all of them together at
+    A client keeps at most a quarter of the pages of device memory, and all clients together keep at
     most three quarters, so that other pages can always come and go.
     """
 
@@ -115,10 +115,10 @@ class Pins:
         return len(self._clients)
 
     def pin(self, client: int, names: Sequence[bytes]) -> list[bytes]:
-        """Keep these for the client, and return those that no client kept before, in their order.
+        """Keep these pages for the client; returns, in order, the names that no client kept before.
 
-        Raises `cache_full` with the field `cache` where that is more than it may keep, and
-        `PINS_FULL` where it is more than all may.
+        Raises `cache_full` with the field `cache` if that is more than the client may keep, and
+        `PINS_FULL` if it is more than all clients may keep.
         """
         own = self._by_client.get(client, {})
         new = [name for name in names if name not in own]
@@ -143,7 +143,7 @@ class Pins:
         return first
 
     def unpin(self, client: int) -> list[bytes]:
-        """Release all of a client; return names that no other keeps, each before its parent."""
+        """Release all pages of a client; returns names that no client keeps, children first."""
         gone = []
         for name in reversed(self._by_client.pop(client, {})):
             self._clients[name] -= 1
@@ -154,16 +154,15 @@ class Pins:
 
 
 MOST_WRITES = 8
-"""Most pages that are written to disk so that one may leave memory."""
+"""Most pages that are written to disk so that one page may leave memory."""
 
 
 class PageIndex:
-    """Pages by content, as trees: a path from a root is the beginning of a prompt.
+    """Trees of pages: a path from a root is the beginning of a prompt (as SGLang's RadixAttention).
 
-    A lookup of a page uses all before it, and they count as used after it. So the least recently
-    used page is a leaf, and the page before a page is never further away: in
-    device memory if that is, in memory if that is, and on disk if that is. Memory tiers have a page
-    once; the disk has a copy. What is pinned or held stays where it is.
+    A lookup of a page uses all its ancestors, and they count as used after it. So the least
+    recently used page is a leaf, and a parent is never in a slower tier than its children. A page
+    lies in one memory tier, and may have a copy on disk. Pinned and held pages stay in their tier.
     """
 
     def __init__(self, capacity: TierCapacity) -> None:
@@ -189,7 +188,7 @@ class PageIndex:
         return len(self._pages)
 
     def held_in(self, tier: Tier) -> int:
-        """Number of pages in a tier; those on disk may lie in memory as well."""
+        """Number of pages in a tier; pages on disk may lie in memory as well."""
         if tier == "disk":
             return self._on_disk
         capacity = self._capacity.device if tier == "device" else self._capacity.host
@@ -217,14 +216,14 @@ class PageIndex:
         return Match(tuple(pages), found, draft)
 
     def hold(self, pages: Iterable[Page]) -> None:
-        """Keep the pages of a match where they are until they are released."""
+        """Keep the pages of a match in their tiers until `release`."""
         for page in pages:
             page.holds += 1
             for tier in _tiers(page):
                 self._idle[tier].pop(page, None)
 
     def release(self, pages: Iterable[Page]) -> None:
-        """Release held pages, which count as used now, and may be gone."""
+        """Release held pages, of which some may be gone; they count as used now."""
         for page in reversed(list(pages)):
             page.holds -= 1
             if not page.holds:
@@ -233,10 +232,10 @@ class PageIndex:
     def insert(self, tokens: TokenIdentities, count: int, draft: int = 0) -> list[Change]:
         """Insert the pages of a row's first `count` tokens in device memory, as far as they fit.
 
-        The row's slots hold them all, and the draft's state for the first `draft`. A last page that
-        is not full is kept as it is, until one that goes on from it takes its place. What lies
-        there already counts as used. Whatever the changes ask for has to be done before anything
-        else, or `drop` called for the pages that are saved.
+        The row's cache slots hold all these tokens, and the draft's state of the first `draft`. A
+        last page that is not full stays until a page with the same tokens and more replaces it.
+        Pages that are there already count as used. The caller must carry out the changes before any
+        other call, or call `drop` for the saved pages.
         """
         changes: list[Change] = []
         count = min(count, len(tokens))
@@ -256,7 +255,7 @@ class PageIndex:
     def pin(self, client: int, tokens: TokenIdentities, count: int) -> None:
         """Keep the full pages of a row's first `count` tokens, now or once they are inserted.
 
-        Raises `cache_full` with the field `cache` where that is more than the client may keep.
+        Raises the errors of `Pins.pin`.
         """
         for name in self._pins.pin(client, tokens.page_names(count)):
             if name in self._pages:
@@ -284,9 +283,9 @@ class PageIndex:
         return [change for change in changes if isinstance(change, Erase)]
 
     def adopt(self, found: Sequence[Stored]) -> list[Change]:
-        """Take over the pages found on disk; erase orphans and those beyond the capacity.
+        """Take over the pages found on disk; erase orphans and pages beyond the capacity.
 
-        Orphans have no parent on disk; beyond the capacity the least recently used go.
+        An orphan has no parent on disk. Beyond the capacity the least recently used pages go.
         """
         by_parent: dict[bytes, list[Stored]] = {}
         for stored in found:
@@ -316,9 +315,9 @@ class PageIndex:
         return changes
 
     def unwritten(self) -> list[Change]:
-        """Write pages of memory that the disk has not, as many as fit.
+        """Write pages in memory that are not on disk, as many as fit, at the end of a process.
 
-        The most recently used come first. For the end of a process.
+        The most recently used pages come first.
         """
         changes: list[Change] = []
         for page in reversed(self._by_use()[: self._capacity.disk]):
@@ -339,7 +338,7 @@ class PageIndex:
     def _have(
         self, parent: Page, own: bytes, first: int, draft: int, changes: list[Change]
     ) -> Page | None:
-        """Return the child with these tokens, in device memory; None where it does not fit."""
+        """Return the child with these tokens, in device memory; None if it does not fit."""
         has_draft = draft >= first + len(own) // TOKEN_BYTES
         page = longer_child(parent, own)
         if page is not None:
@@ -405,7 +404,7 @@ class PageIndex:
             self._idle["host"][page] = None
 
     def _spill(self, page: Page, most: int, changes: list[Change]) -> bool:
-        """Write a page to disk, behind those before it that are not there; whether it is there."""
+        """Write a page to disk after its ancestors that are not there; True if it is there then."""
         path = path_to(page)
         due = [
             (one, one.place)

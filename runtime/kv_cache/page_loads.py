@@ -44,8 +44,8 @@ class DiskTier:
         self._lost: list[Page] = []
 
     def write(self, page: Page, source: Place, within_s: float = 0.0) -> None:
-        """Queue the page at `source` for writing; lost where others wait longer than `within_s`."""
-        self.turn(within_s)
+        """Queue the page at `source` for writing; lost if the queue is full for `within_s`."""
+        self.poll(within_s)
         if not self._free:
             self._lost.append(page)
             return
@@ -53,10 +53,10 @@ class DiskTier:
         span = self._pool.stage(source, number)
         # The page may get or lose a draft's state before that has ended.
         self._leaving.append(_Leaving(page, number, span, page.draft))
-        self.turn(within_s)
+        self.poll(within_s)
 
-    def turn(self, within_s: float = 0.0) -> None:
-        """Hand pages over that the device has copied meanwhile."""
+    def poll(self, within_s: float = 0.0) -> None:
+        """Hand over the pages that the device has copied meanwhile."""
         while self._leaving and self._leaving[0].span.seconds is not None:
             one = self._leaving.popleft()
             if one.page is not None:
@@ -66,14 +66,14 @@ class DiskTier:
             self._free.append(one.number)
 
     def read(self, page: Page) -> bytes | None:
-        """Return the bytes of a page, None while it is on its way there; raises `spill_invalid`."""
-        self.turn()
+        """Return the bytes of a page; None while it is being written. Raises `spill_invalid`."""
+        self.poll()
         if any(leaving.page is page for leaving in self._leaving):
             return None
         return self.disk_cache.read(page)
 
     def erase(self, name: bytes) -> None:
-        """Remove a page from the disk, or from the way there."""
+        """Remove a page from the disk, or from the queue of pages to write."""
         for leaving in self._leaving:
             if leaving.page is not None and leaving.page.name == name:
                 leaving.page = None
@@ -99,10 +99,10 @@ class DiskTier:
 
     def _wait(self, until: float, most: int) -> None:
         """Wait until no more than `most` pages are being copied."""
-        self.turn(_left(until))
+        self.poll(_left(until))
         while len(self._leaving) > most and _left(until):
             time.sleep(_TURN_S)
-            self.turn(_left(until))
+            self.poll(_left(until))
 
 
 def _left(until: float) -> float:
@@ -119,8 +119,8 @@ _TRIALS = 3
 class _Pace:
     """Estimate of seconds for a number of tokens, from measured times.
 
-    A stall makes a time longer and nothing makes it shorter, so the least of the last ones counts,
-    a token and in all.
+    A stall makes a time longer and nothing makes it shorter. So the estimate takes the least of the
+    last times, both for a token and for a whole load.
     """
 
     def __init__(self) -> None:
@@ -139,12 +139,11 @@ class _Pace:
 
 
 class LoadCostModel:
-    """Compare the measured costs of loading, tier by tier, with those of computing.
+    """Comparison of the measured times of loading tokens, tier by tier, and of computing them.
 
-    Computing is taken at its best: a token costs what it took in the fastest chunk, which is a
-    wide one. Chunks of each width are kept apart, as only narrow ones may run for long where much
-    is loaded. One refused prefix in `_EVERY` is loaded all the same, else loading that has become
-    faster would never be noticed.
+    A computed token costs its time in the fastest chunk, which is a wide one. Times of each width
+    are kept apart, as only narrow chunks may run for long while most prompts are loaded. One
+    refused prefix in `_EVERY` is loaded nevertheless, to notice loading that has become faster.
     """
 
     def __init__(self) -> None:
@@ -158,7 +157,7 @@ class LoadCostModel:
         kept.append(seconds / tokens)
 
     def record_loaded(self, tier: Tier, tokens: int, seconds: float) -> None:
-        """Record the `seconds` of loading `tokens` from one tier."""
+        """Record the `seconds` of loading `tokens` from a tier."""
         self._loaded[tier].record(tokens, seconds)
 
     def tokens(self, match: Match) -> int:
@@ -191,10 +190,10 @@ def _by_tier(match: Match) -> list[tuple[Tier, int]]:
 
 
 class PageLoads:
-    """Load pages where that takes less than computing them, from memory or from files.
+    """Loader of pages, from memory or from files, if that takes less time than computing them.
 
-    Files are read and checked at the decision, so that pages are there when rows have their
-    places: `most_read` pages at a time at the most.
+    The decision reads and checks files, at most `most_read` pages at a time, so that their bytes
+    are there when rows get their places.
     """
 
     def __init__(

@@ -84,10 +84,10 @@ class Loaded(NamedTuple):
 class PagePool:
     """The memory of the prefix cache, at addresses that stay: slots of one page each.
 
-    `caches` are those of the base and, where there is one, of the draft. A page holds a token at
-    its place among the page's; the draft's entry of a token, which lies one slot before the token
-    in the draft's cache, lies with it. All copies are queued on the device's stream, so what reads
-    a slot is done before another page is written there.
+    `caches` are the base's and, if there is a draft, the draft's. Token i of a page lies at index i
+    of its slot, and so does the draft's entry of the token, which lies one cache slot before the
+    token in the draft's cache. All copies are queued on the device's stream, so a read of a slot
+    ends before another page is written there.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class PagePool:
         drafted: int,
         data: Mapping[Page, bytes] = MappingProxyType({}),
     ) -> list[Loaded]:
-        """Copy pages into the first slots of a row, and give what that takes.
+        """Copy pages into the first cache slots of a row; returns a span for each tier.
 
-        `filled` are those of the base, `drafted` those of the draft. Of pages that lie on disk
-        alone `data` are the bytes.
+        `filled` slots are those of the base, `drafted` slots those of the draft. `data` has the
+        bytes of pages that lie on disk only.
         """
         spans = []
         for tier, tensors in self._tensors.items():
@@ -176,7 +176,7 @@ class PagePool:
         return spans
 
     def stage(self, place: Place, number: int) -> Span:
-        """Queue a copy of a slot into host memory, where one of `STAGED` pages may wait."""
+        """Queue a copy of a slot to host page `number`, below `STAGED`, to wait for the disk."""
         span = self._device.span()
         for one, other in zip(self._slot(place), _parts(self._leaving, number), strict=True):
             self._device.transfer(one, other)
@@ -224,7 +224,7 @@ class PagePool:
 
 
 def _parts(tensors: Iterable[Tensor], slot: int) -> list[Tensor]:
-    """One slot of each, with the shape of a page."""
+    """The part of each tensor that is this slot, with the shape of a page."""
     found = []
     for tensor in tensors:
         _, *shape = tensor.shape

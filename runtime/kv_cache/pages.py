@@ -19,9 +19,10 @@ NAME_BYTES = 16
 class TokenIdentities:
     """The identities of a row's tokens, behind the name of the engine that computes them.
 
-    Keys and values of a token follow from its identity, from those of all before it, and from
-    `root` (`root_name`). A token of an image is known by the image's key, its span and its place in
-    it, whatever its id. An image without a key is like no other: the identities end before it.
+    Keys and values of a token follow from its identity, from the identities of all tokens before
+    it, and from `root` (`root_name`). The identity of an image token is the image's key, its span
+    and the token's position in it; its id does not count. An image without a key equals no other:
+    the identities end before it.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class TokenIdentities:
 
 
 def root_name(engine: bytes, adapter: bytes, salt: str = "") -> bytes:
-    """The name before the first page of all that this engine computes with this adapter.
+    """The name of the root before the first pages of an engine with an adapter.
 
-    `engine` and `adapter` are digests, of an adapter b"" for none. Requests of another `salt` have
-    another root, which no page has as its name.
+    `engine` and `adapter` are digests, `adapter` b"" for none. Requests of another `salt` have
+    another root. No page has the name of a root.
     """
     root = _digest(len(engine).to_bytes(2, "little") + engine + adapter)
     return _digest(salt.encode(), key=root) if salt else root
@@ -112,11 +113,11 @@ class Place(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Page:
-    """Keys and values of up to `PAGE_TOKENS` tokens that follow those of `parent`.
+    """Keys and values of up to `PAGE_TOKENS` tokens behind the tokens of `parent`.
 
-    `tokens` are their identities. The root of a tree has none, and lies nowhere. Of what lies in
-    memory, `draft` says whether the draft's state is there; of a page that lies on disk alone,
-    whether it is there. `holds` counts the holders that need it where it is.
+    `tokens` are the tokens' identities. The root of a tree has no tokens, and lies in no tier.
+    `draft` is True if the page has the draft's state in memory, or on disk if it lies on disk only.
+    `holds` counts the holders for which the page must stay in its tier.
     """
 
     name: bytes
@@ -145,7 +146,7 @@ class Page:
 class Match(NamedTuple):
     """The longest known prefix of a row: its first `tokens` tokens.
 
-    The first `draft` of them have the draft's state as well. All `pages` but the last are taken
+    The first `draft` tokens have the draft's state as well. All `pages` but the last are taken
     whole.
     """
 
@@ -170,9 +171,9 @@ class Stored(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Copy all the page's tokens, `first` and those behind it in the row, to the page's place.
+    """Copy the page's tokens, from token `first` of the row on, to the page's place.
 
-    With `base` their keys and values of the base, with `draft` those of the draft.
+    With `base` copy the keys and values of the base, with `draft` the entries of the draft.
     """
 
     page: Page
@@ -206,6 +207,5 @@ class Erase(NamedTuple):
 Change = Save | Move | Write | Erase
 """Copy, write or removal that a change of the index requires.
 
-They are done in the order in which they are given, and a place is read before the next change
-writes to it.
+Changes are done in the given order: a place is read before a later change writes to it.
 """

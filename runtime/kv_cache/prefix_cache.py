@@ -30,11 +30,10 @@ from hearth.runtime.request import RowRequest
 class PrefixMetrics(msgspec.Struct):
     """Counters of a prefix cache since the start, and the bytes that it holds now.
 
-    `rows` were looked up, `hits` of them found something; `queried` are their tokens, `reused`
-    those of them that were not computed again. `skipped` tokens were cached, but loading them
-    would have taken longer. `evicted` pages are in no tier any more, and `damaged` ones were
-    dropped, as their files were not whole. `bytes` are by tier (`device`, `host`, `disk`),
-    `pinned` those of them that clients keep.
+    `rows` rows were looked up, `hits` of them found a prefix; of their `queried` tokens `reused`
+    were not computed again. `skipped` tokens were cached, but computing them was faster. `evicted`
+    pages have left their last tier, and `damaged` pages were dropped, as their files were not
+    whole. `bytes` are by tier (`device`, `host`, `disk`); clients keep `pinned` bytes.
     """
 
     rows: int = 0
@@ -65,10 +64,10 @@ def engine_digest(engines: Sequence[LLMEngineRunnerConfig]) -> bytes:
 def is_exact(config: LLMEngineRunnerConfig, instructions: Collection[str]) -> bool:
     """Return True if a token has the same numbers, bit for bit, in any step that computes it.
 
-    Then replies with a prefix cache are those without. Kernels of our own are made for that. On the
-    CPU products of int8 weights, be it of the head alone, round a single row differently, and so do
-    those of an adapter, if there is one, and of int4 weights without the `instructions` by which
-    they were measured.
+    Then replies are the same with and without a prefix cache. The backend `kernels` is made for
+    that. On the CPU three kinds of products round a single row differently: of int8 weights,
+    also if only the head has them; of an adapter; and of int4 weights without the `instructions`
+    with which they were measured.
     """
     if config.backend == "kernels":
         return True
@@ -81,12 +80,12 @@ def is_exact(config: LLMEngineRunnerConfig, instructions: Collection[str]) -> bo
 class PrefixCache:
     """Cache of the keys and values of earlier prompts and replies, by their prefixes.
 
-    A row is looked up before it has a place, its slots are filled once it has one, and its tokens
-    are saved after its chunks and when it leaves. `engine` is the digest of the engines (see
-    `engine_digest`), `digest_of` gives that of an adapter by its name. `drafted` counts the entries
-    that the draft's cache holds of a row, from its first token on and without a gap. An `exact`
-    engine gives the same bits in any step that computes a token, but for trees with branches,
-    whose tokens are then not kept.
+    A row is looked up before it has a place, its cache slots are filled once it has one, and its
+    tokens are saved after its chunks and when it leaves. `engine` is the digest of the engines (see
+    `engine_digest`), `digest_of` gives the digest of an adapter by its name. `drafted` counts the
+    entries of a row in the draft's cache, from its first token on and without a gap. An `exact`
+    engine gives a token the same bits in any step except trees with branches; then tokens of such
+    trees are not kept.
     """
 
     def __init__(
@@ -128,12 +127,11 @@ class PrefixCache:
         return found
 
     def look_up(self, rows: Iterable[DecodingRow]) -> int:
-        """Tell rows that come how many of their tokens are there, and give the sum.
+        """Set `filled` of new rows to their cached tokens; returns the sum.
 
-        They are `filled` from then on, to be loaded when the rows have their places.
-
-        The last token of a prompt is always computed, for its logits. With the draft's state one
-        more is, as the next entry of the draft wants its hidden state.
+        `fill` loads these tokens when the rows have their places. The last token of a prompt is
+        always computed, for its logits. With the draft's state the token before it is computed too,
+        as the draft's next entry needs its hidden state.
         """
         before = self._metrics.reused
         for row in rows:
@@ -161,7 +159,7 @@ class PrefixCache:
         return self._metrics.reused - before
 
     def fill(self, rows: Sequence[DecodingRow]) -> None:
-        """Load what was found of rows that have taken their places."""
+        """Load the found pages of rows that have got their places."""
         for place, row in enumerate(rows):
             match = self._found.pop(row, None)
             if match is not None:
@@ -172,7 +170,7 @@ class PrefixCache:
     def chunk(self, step: object, rows: Sequence[DecodingRow], first: int) -> None:
         """Save the pages that a chunk has filled, of the rows from place `first` on.
 
-        Nobody gets them before the step has been `collected`.
+        No other row gets these pages before the step has been `collected`.
         """
         pages = dict[DecodingRow, list[Page]]()
         self._unread.append((step, pages))
@@ -183,9 +181,9 @@ class PrefixCache:
                 pages[row] = self._save(tokens, row, place, count)
 
     def _read(self, step: object, healthy: Container[DecodingRow]) -> None:
-        """The logits of a chunk have been read: pages of rows that are healthy are fit for others.
+        """Give other rows the pages of `healthy` rows of a chunk whose logits have been read.
 
-        The others are forgotten, and so are those of chunks before it that are not read.
+        The chunk's other pages are dropped, and all pages of earlier chunks that were not read.
         """
         while self._unread:
             chunk, pages = self._unread.popleft()
@@ -198,14 +196,13 @@ class PrefixCache:
     def collected(
         self, step: object, rows: Iterable[DecodingRow], live: Iterable[DecodingRow], *, chunk: bool
     ) -> None:
-        """Take note that the numbers of a step of these rows were read, and whether of a chunk.
+        """Note that the logits of a step of these rows were read; `chunk` tells a prompt chunk.
 
-        Of rows that were not `live` any more nobody looks at them: what a chunk left of these is
-        not kept, nor of a row that has failed. Pages go on their way to the disk whose copies have
-        ended.
+        The logits of a row that is not `live` are not checked: its pages of the chunk are dropped,
+        as are the pages of a row that has failed. Pages whose copies have ended go on to the disk.
         """
         if self._disk is not None:
-            self._disk.turn()
+            self._disk.poll()
             self._forget_lost()
         self._invalidate(row for row in rows if row.state is RowState.FAILED)
         if chunk:
@@ -302,7 +299,7 @@ class PrefixCache:
         return [change.page for change in changes if isinstance(change, Save)]
 
     def _apply(self, changes: Sequence[Change], place: int) -> None:
-        """Do what the index asks for, in its order; saves from the row at `place`."""
+        """Carry out changes of the index in their order; saves read the row at `place`."""
         saves: list[Save] = []
         for change in changes:
             if isinstance(change, Save):

@@ -17,8 +17,8 @@ from hearth.runtime.tensors.tensor import Tensor, TensorMap
 class StepBindings:
     """The bindings of one engine's steps: a step is prepared, executed, and its rows kept.
 
-    A step is of the first rows. One of a `prompt` may begin at any row, `first`: then caches are
-    bound from that row on, and everything else from its element 0, the start index too.
+    A step serves the first rows. A step of a `prompt` may begin at any row `first`: then caches are
+    bound from that row on, and all other buffers, the start index too, from their element 0.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class StepBindings:
         """The batch in which a decode, verify or draft step of `rows` rows runs."""
         return next(size for size in self._batches if size >= rows)
 
-    def captured(self, batch_sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Empty the caches, and give each batch that these sizes run in with each bucket.
+    def reset_for_captures(self, batch_sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Empty the caches; pairs of each batch in which these sizes run and each bucket.
 
         Call it between batches: a capture may run the step, which writes into the caches.
         """
@@ -67,8 +67,8 @@ class StepBindings:
     def begin_prompt(self, first: int, rows: int, width: int) -> None:
         """Grow the caches for a chunk of `width` tokens in each row from `first` on; set its start.
 
-        Rows may start at different slots. Raises `capacity_exceeded` where start and width exceed
-        the capacity, and `internal` where there are no such rows; then nothing has changed.
+        Rows may start at different cache slots. Raises `capacity_exceeded` if start and width
+        exceed the capacity, and `internal` if these rows do not exist; then nothing has changed.
         """
         starts = self.caches.row_lengths[first : first + rows]
         if not rows or first < 0 or len(starts) != rows:
@@ -95,7 +95,7 @@ class StepBindings:
             self.executor.capture_graph(self.stream)
 
     def each_set(self, profile: int, dims: InferenceDims) -> Iterator[None]:
-        """Prepare a step with what is bound, and then with all that may be in its place."""
+        """Prepare a step with the bound adapter, and then with each other adapter."""
         self.prepare(profile, dims)
         yield
         if self._lora is not None:
@@ -104,7 +104,7 @@ class StepBindings:
                 yield
 
     def add_adapter(self, adapter: str) -> None:
-        """Capture for a new adapter what has been captured for the others."""
+        """Capture for a new adapter the steps that were captured for the others."""
         self.executor.expect_addresses(1)
         for profile, dims in self._captured:
             # A capture runs nothing where a switch binds anew, on the CPU: rows may be active.
@@ -112,19 +112,19 @@ class StepBindings:
             self.executor.capture_graph(self.stream)
 
     def drop_adapter(self, adapter: str) -> None:
-        """Forget all that binds an adapter."""
+        """Forget the bindings of an adapter, and their graphs."""
         dropped = [key for key in self._maps if key[0] == adapter]
         self.executor.forget([self._maps.pop(key) for key in dropped])
         self.executor.expect_addresses(-1)
 
     def set(self, name: str, tensor: Tensor) -> None:
-        """Bind another tensor from the next step on, and free what was captured with the old."""
+        """Bind another tensor from the next step on, and free the graphs that have the old one."""
         self.executor.forget(list(self._maps.values()))
         for tensors in self._maps.values():
             tensors.set(name, tensor)
 
     def capture_again(self) -> None:
-        """Capture all that was captured, where that runs nothing, as on a CPU."""
+        """Capture all captured steps again; on a CPU, where a capture runs no step."""
         for profile, dims in self._captured:
             for _ in self.each_set(profile, dims):
                 self.executor.capture_graph(self.stream)
@@ -158,7 +158,7 @@ Work = Callable[[Execute], None]
 class CapturedSteps:
     """Work around a step, captured as one launch for each step that it runs.
 
-    Only what an engine of kernels queues can be captured within something else.
+    Only steps of an engine of kernels can be captured together with other work.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CapturedSteps:
     def capture(self, profile: int, dims: InferenceDims, work: Work) -> None:
         """Capture a step, whose inputs are filled, or all of the `work` that runs it.
 
-        What cannot be captured is counted, and done as any other.
+        Work that cannot be captured is counted, and later runs without a graph.
         """
         if not self.takes_work:
             self._bindings.capture(profile, dims)
@@ -198,7 +198,7 @@ class CapturedSteps:
                     older.close()
 
     def run(self, work: Work, times: int = 1) -> None:
-        """Do the work, which runs the prepared step so many times."""
+        """Do the work, which runs the prepared step `times` times."""
         if not self.launch(times):
             work(self._bindings.executor.execute)
 

@@ -38,9 +38,9 @@ _OTHERS_BYTES = 64 << 20
 
 
 class PromptGraphs(msgspec.Struct):
-    """Prefill steps that were captured, in how many seconds and bytes, and what became of steps.
+    """Captured prefill steps, the seconds and bytes that they took, and later prefill steps.
 
-    `hits` were launched from a graph, `misses` were not.
+    `hits` counts steps that were launched from a graph, `misses` the others.
     """
 
     captures: int = 0
@@ -53,9 +53,9 @@ class PromptGraphs(msgspec.Struct):
 class LLMEngineRunner:
     """Runner that fills and runs the steps of one decoder.
 
-    Rows of a step are the first rows of the batch, those of a prompt chunk the ones from any place
-    on. A step's logits are a step buffer, used as dense [rows, tokens that get logits, V]; it holds
-    until the next step.
+    A decode or verify step takes the first rows of the batch, a prompt chunk the rows from any
+    place on. A step's logits are a step buffer, used as dense [rows, tokens that get logits, V];
+    they stay until the next step.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class LLMEngineRunner:
     def switch_lora_weights(self, name: str) -> None:
         """Let the next steps run with an adapter, or "" none; raises `adapter_unknown`.
 
-        All keys and values of a row have to be of one adapter: call it between batches.
+        A row must keep its adapter to its end: call it between batches.
         """
         if name != self.get_active_lora_weights_name():
             self._adapters().switch(name)
@@ -150,12 +150,12 @@ class LLMEngineRunner:
         return self._lora
 
     def set_lm_head_weights(self, name: str, tensor: Tensor) -> None:
-        """Let other numbers give the logits from the next step on, while none is under way.
+        """Take another head matrix from the next step on, while no step is under way.
 
-        It takes an engine with external weights. One that binds them is bound anew, any other is
-        opened again; what was captured is captured again. On a GPU, where that runs steps, it is
-        refused once steps are captured. Raises `unsupported_option` for that, and as
-        `ExternalWeightManager.set_lm_head_weights` does, and `invalid_value` as that does.
+        The engine must have external weights. An engine that binds them is bound anew, any other is
+        opened again; captured steps are captured again. Raises `unsupported_option` on a GPU once
+        steps are captured, as captures run steps there, and the errors of
+        `ExternalWeightManager.set_lm_head_weights`.
         """
         weights = self._resources.external_weights
         if weights is None:
@@ -204,9 +204,9 @@ class LLMEngineRunner:
         """Run the next chunk of the prompts from place `first` on; the last tokens' logits.
 
         `token_ids` [rows, S] is padded at the right to the longest chunk; `lengths` counts the
-        tokens of each row. Embeddings of `images` take the place of those of their tokens. Logits
-        and hidden states of place `first` are row 0 of theirs. Raises `capacity_exceeded`, before
-        anything runs, where a row's start and S exceed the capacity.
+        tokens of each row. Embeddings of `images` replace the embeddings of their tokens. Row 0 of
+        logits and hidden states is that of place `first`. Raises `capacity_exceeded`, before any
+        step runs, if a row's start and S exceed the capacity.
         """
         rows, width = token_ids.shape
         self._prepare_prefill(token_ids, lengths, first)
@@ -223,9 +223,9 @@ class LLMEngineRunner:
     def execute_vanilla_decoding_step(self, rows: int, *, alone: bool = False) -> Tensor:
         """Run the newest token of each of the first `rows` rows and return the logits.
 
-        The step may run padded to a larger batch, whose padding rows are never read. Where those
-        have prompt left it writes behind their filled slots. A step that is to run `alone` again
-        and again, without the sampling that it is captured with, is captured as it first does.
+        The step may run padded to a larger batch, whose padding rows are never read. If padding
+        rows have prompt left the step writes behind their filled cache slots. A step that is to run
+        `alone` again and again, without the sampling of its capture, is captured at its first run.
         """
         self._ops.feed_decode(self._inputs, self._prepare_decode(rows))
         if alone and self._captured.takes_work:
@@ -261,7 +261,7 @@ class LLMEngineRunner:
         return self._logits
 
     def commit_path(self, nodes: Sequence[Sequence[int]]) -> None:
-        """Keep the keys and values of these nodes of the first rows' trees, from the root on."""
+        """Keep keys and values of the given nodes of the first rows' trees, from the root on."""
         caches = self._caches
         counts = [len(path) for path in nodes]
         # A path ascends from node 0: one without gaps lies in its place.
@@ -276,7 +276,7 @@ class LLMEngineRunner:
     def warm_prefill(self) -> None:
         """Run a prefill step of one row in each of a GPU's widths, between batches.
 
-        The first run of a shape takes a library a tenth of a second, which no request should.
+        A library takes a tenth of a second for the first run of a shape: no request should wait.
         """
         widths = prefill_widths(self._config)
         for width in widths:
@@ -289,8 +289,8 @@ class LLMEngineRunner:
     def capture_prefill_graphs(self) -> None:
         """Capture the prefill steps that have graphs, between batches, once their widths are warm.
 
-        No more than fit into the memory that was predicted for them, or into the little that
-        others may have taken meanwhile.
+        Capturing ends when graphs have filled the memory that was predicted for them, or the small
+        allowance for other users of the device if that is more.
         """
         places_and_widths = captured_prompts(self._config)
         if not places_and_widths:
@@ -318,7 +318,7 @@ class LLMEngineRunner:
         With `sampler`, sampling is captured as part of it, for `launch_vanilla_decoding_step`;
         backends other than kernels capture the step alone.
         """
-        for batch, bucket in self._steps.captured(batch_sizes):
+        for batch, bucket in self._steps.reset_for_captures(batch_sizes):
             self._ops.feed_decode(self._inputs, batch)
             dims = InferenceDims.decode(batch, bucket)
             profile = generation_profile(self._config, batch)
@@ -330,8 +330,8 @@ class LLMEngineRunner:
     def capture_eagle_base_tree_decoding_graph(
         self, batch_sizes: Iterable[int], widths: Iterable[int]
     ) -> None:
-        """Capture the verification of trees of these sizes, as the decode step is captured."""
-        for (batch, bucket), width in product(self._steps.captured(batch_sizes), widths):
+        """Capture the verification of trees of `widths` nodes, as the decode step is captured."""
+        for (batch, bucket), width in product(self._steps.reset_for_captures(batch_sizes), widths):
             profile = generation_profile(self._config, batch, second=True)
             self._device.tree_ops.feed_verify(self._inputs, self._trees, batch, width)
             dims = InferenceDims.spec_verify(batch, width, bucket)
@@ -370,7 +370,7 @@ class LLMEngineRunner:
     def _prepare_prefill(
         self, token_ids: NDArray[np.int64], lengths: Sequence[int], first: int
     ) -> None:
-        """Fill and bind a prefill step; raises what `execute_prefill_step` does."""
+        """Fill and bind a prefill step; raises the errors of `execute_prefill_step`."""
         rows, width = token_ids.shape
         self._steps.begin_prompt(first, rows, width)
         self._ops.feed_prefill(self._prompt.inputs, token_ids, lengths)

@@ -31,9 +31,9 @@ class EngineTables(NamedTuple):
     rope: Mapping[str, NDArray[np.float32]]
     """Cosine and sine [positions, rotary_dim / 2]; none of an engine that has none."""
     full_ids: NDArray[np.int32] | None = None
-    """[draft vocabulary]; None where a draft has the base's."""
+    """[draft vocabulary]; None for a draft with the base's vocabulary."""
     weights: Mapping[str, NDArray[Any]] = MappingProxyType({})
-    """Shapes of all other tensors that the engine binds, if the tables are shapes alone."""
+    """Shapes of all other tensors that the engine binds, if the tables have shapes only."""
 
 
 def load_tables(
@@ -41,7 +41,7 @@ def load_tables(
 ) -> EngineTables:
     """Map the tables of an engine folder; raises `engine_corrupt` naming a file that does not fit.
 
-    `weights` are those of an engine whose graph has none: they hold its embedding table.
+    `weights` of an engine with external weights have the embedding table; None for any other.
     """
     if config.backend == "simulated":
         return _simulated_tables(config)

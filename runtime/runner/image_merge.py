@@ -56,9 +56,9 @@ def image_pieces(
 
 
 class ImageMerge:
-    """Merge of image embeddings into the inputs of prompt chunks, over those of placeholders.
+    """Merge of image embeddings into the inputs of prompt chunks, in place of placeholder tokens.
 
-    Deepstack features go into buffers of their own, which hold zeros where no image is.
+    Deepstack features go into buffers of their own, which hold zeros for all other tokens.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ImageMerge:
     def merge(self, pieces: Sequence[ImagePiece]) -> None:
         """Merge into the chunk whose tokens have just been embedded.
 
-        Raises `internal` where embeddings are not there any more, or do not fit.
+        Raises `internal` if embeddings are gone or do not fit.
         """
         if self._dirty:
             for features in self._deepstack:

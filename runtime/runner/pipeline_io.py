@@ -47,21 +47,22 @@ class StepIO(NamedTuple):
 class PipelineIO(NamedTuple):
     """The buffers of a decoder: its steps, and the trees that some of them verify.
 
-    A base with a draft has `hidden_states` of width W in both kinds of step. Those of a prompt are
-    [max batch, prefill_chunk, W], so that the others outlast it; those are [max batch, N + 1, W],
-    of which a step writes the first max batch * N places, and none those from `waiting` on.
+    A base with a draft has `hidden_states` of width W in both kinds of step. Prompt chunks write
+    into a buffer [max batch, prefill_chunk, W] of their own. Decode and verify steps write the
+    first max batch * N places of a buffer [max batch, N + 1, W]; no step writes its places from
+    `waiting` on, which hold hidden states until the draft reads them.
     """
 
     step: StepIO
     """Decode and verify steps."""
     prompt: StepIO
-    """Prompt chunks: the same buffers, but for a start index of their own and hidden states."""
+    """Prompt chunks: the same buffers, but a start index and hidden states of their own."""
     trees: TreeBuffers
     """Trees to verify; one node a row without speculation."""
 
     @property
     def waiting(self) -> int:
-        """The first place of `step.hidden`, read flat, that is for hidden states that wait."""
+        """First place of `step.hidden`, read flat, for hidden states that wait for the draft."""
         rows, nodes = self.trees.ids.shape
         return rows * nodes
 
@@ -92,16 +93,17 @@ class PipelineIO(NamedTuple):
 class DraftIO(NamedTuple):
     """The buffers of an EAGLE-3 draft, whose two kinds of step differ in their hidden states.
 
-    Each has zeros for what it is not given. `hidden` of both: `hidden_states` [max batch, K, H],
-    `hidden_states_input` [max batch, S, base_hidden_dim], `hidden_states_from_draft` [.., S, H].
+    A step binds zeros for the hidden states that it does not get. `hidden` of both kinds has
+    `hidden_states` [max batch, K, H], `hidden_states_input` [max batch, S, base_hidden_dim] and
+    `hidden_states_from_draft` [max batch, S, H].
     """
 
     entries: StepIO
     """Steps that append entries, from the base's hidden states."""
     prompt: StepIO
-    """Steps of a prompt chunk: the same buffers, but for a start index of their own."""
+    """Steps of a prompt chunk: the same buffers, but a start index of their own."""
     growing: StepIO
-    """Steps that grow a proposal, from the draft's own, with a start index of their own."""
+    """Steps that grow a proposal from the draft's hidden states; a start index of their own."""
     hidden_states_input: Tensor
     """Hidden states that `entries` reads."""
     proposal: ProposalBuffers
@@ -162,7 +164,7 @@ class DraftIO(NamedTuple):
 def draft_zero_bytes(
     config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig, max_batch: int
 ) -> int:
-    """Bytes of zeros that a draft's steps bind: one has its own hidden states or the base's."""
+    """Bytes of zeros that a draft's steps bind in place of hidden states that they do not get."""
     entries = longest_draft_step(config, drafting) * config.hidden_size
     largest = max(entries, _unread_base_states(config, drafting) * config.base_hidden_dim)
     return max_batch * largest * numpy_dtype(config.dtype).itemsize
@@ -175,7 +177,7 @@ def allocate_basic_io(
     sizes: StepSizes,
     cache_index: int = 0,
 ) -> StepIO:
-    """Allocate what every decoder engine needs."""
+    """Allocate the buffers that every decoder engine needs."""
     batch, (tokens, selected) = config.max_supported_batch_size, sizes
     data, index = numpy_dtype(config.dtype), index_dtype(config)
     mask = packed = None
@@ -223,8 +225,8 @@ def build_tensor_map(
     """Name every buffer as the engine binds it.
 
     `cache_index` 0 means the base engine's caches and rotary tables, 1 the draft's. In the native
-    dialect an output cache is the input cache itself. With `first` caches, and rotary tables of
-    every row, begin at that row; caches in the bucket in use. A base that takes adapters binds the
+    dialect an output cache is the input cache itself. With `first` the caches, in the bucket in
+    use, and rotary tables of every row begin at that row. A base that takes adapters binds the
     inputs of `adapter`.
     """
     caches, inputs = resources.cache_managers[cache_index], step.inputs
@@ -260,7 +262,7 @@ def build_tensor_map(
 
 
 def _unread_base_states(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig) -> int:
-    """Hidden states of the base, a row, that steps of a proposal bind and that are zeros."""
+    """Number of the base's hidden states a row that steps of a proposal bind as zeros."""
     return 0 if config.backend == "kernels" else drafting.proposal_size
 
 
@@ -284,7 +286,7 @@ def _deepstack(
 
 
 def _from_row(table: Tensor, first: int) -> Tensor:
-    """A rotary table as a step of the rows from `first` on binds it: one of all rows stays."""
+    """The part of a rotary table that a step binds: from row `first` on if each row has its own."""
     rows, *shape = table.shape
     if not first or len(shape) == 1:
         return table

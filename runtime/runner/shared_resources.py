@@ -19,13 +19,13 @@ _SMALLEST = 256
 class SharedResources:
     """Resources that live as long as the process and serve every step.
 
-    Created before any engine, from the engine folder's files alone. Caches and rotary tables are
-    one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
-    embedded form of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft
-    id, None where they are the same. `rotary_rows` keep the tables of engines with some of every
-    row. `external_weights` are those of a base engine that has none itself, `draft_weights` those
-    of a draft of kernels. `zero_buffer` are bytes that stay zero (`allocate_zero_buffer`). `lora`
-    are the adapters of a base that takes any.
+    They are made before any engine, from the files of the engine folder. Caches and rotary tables
+    have one entry per engine; index 0 is the base engine, 1 the draft. `embedding` [V, H] holds the
+    embedding of every token. `full_ids` [draft vocabulary] int32 gives the token of each draft id;
+    None if ids and tokens are the same. `rotary_rows` holds the tables of engines with a table for
+    each row. `external_weights` are the weights of a base engine whose graph has none,
+    `draft_weights` the weights of a draft of kernels. `zero_buffer` holds bytes that stay zero
+    (`allocate_zero_buffer`). `lora` manages adapters; None if the base takes none.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class SharedResources:
         *,
         zeros: int = 0,
     ) -> "SharedResources":
-        """Make what a decoder shares with its draft, and its own caches and tables.
+        """Make the resources that a decoder shares with its draft, and its own caches and tables.
 
-        `weights` is a file of external weights in place of the folder's own. Others will read
-        `zeros` bytes of the buffer of zeros. Raises `engine_corrupt` or
+        `weights` is a file of external weights in place of the folder's own. The buffer of zeros
+        has at least `zeros` bytes, for its other readers. Raises `engine_corrupt` or
         `weights_invalid` naming a file that is missing or does not fit the configuration,
-        `out_of_memory` when the caches cannot be reserved.
+        `out_of_memory` if the caches cannot be reserved.
         """
         external = ExternalWeightManager.open(folder, config, weights)
         tables = load_tables(config, folder, external)
@@ -93,8 +93,8 @@ class SharedResources:
     def add_draft(self, config: LLMEngineRunnerConfig, folder: Path, device: Device) -> None:
         """Add caches, rotary tables, vocabulary and weights beside a draft engine.
 
-        `folder` is the draft's own. There is one: another one is `internal`. Raises as
-        `create_for_llm`.
+        `folder` is the draft's own. Raises the errors of `create_for_llm`, and `internal` for a
+        second draft.
         """
         self.add_draft_tables(config, load_tables(config, folder, None), device)
         self.draft_weights = ExternalWeightManager.open(folder, config)
@@ -115,7 +115,7 @@ class SharedResources:
             self.full_ids = device.constant("full_ids", tables.full_ids)
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """The beginning of the buffer of zeros; raises `internal` where it is too small."""
+        """The beginning of the buffer of zeros; raises `internal` if that is too small."""
         if self.zero_buffer is None:
             raise HearthError("internal", "there is no buffer of zeros", name)
         return self.zero_buffer.beginning(name, shape, dtype)
@@ -144,9 +144,9 @@ def zero_bytes(config: LLMEngineRunnerConfig, max_batch: int) -> int:
 
 
 def allocate_zero_buffer(resources: SharedResources, nbytes: int, device: Device) -> None:
-    """Let the one buffer of zeros have so many bytes; whoever reads most of it asks first.
+    """Let the one buffer of zeros have `nbytes` bytes; its largest reader must ask first.
 
-    Steps bind it wherever an input is absent; it is never written.
+    Steps bind it for an input that is absent; no step writes to it.
     """
     if resources.zero_buffer is not None and resources.zero_buffer.nbytes >= nbytes:
         return

@@ -67,12 +67,12 @@ class TreeGrowth:
         self.levels = steps.drafting.drafting_step - 1
         """Steps of a proposal."""
         self.slots = steps.drafting.proposal_size if self.levels else 0
-        """Slots that they write behind the entries of a row."""
+        """Cache slots that the steps write behind the entries of a row."""
 
     def grow(self, _rows: int, batch: int, execute: Execute) -> None:
-        """One step a level, padded to `batch` rows: the root's best tokens are the first slots.
+        """Run a step for each level, padded to `batch` rows, from the root's best tokens on.
 
-        Each level's come after the one before; the newest slots are read.
+        The slots of each level follow those of the level before; a step reads the newest ones.
         """
         steps, top_k = self._steps, self._steps.drafting.drafting_top_k
         self._ops.begin_proposal(steps.proposal, batch, top_k)
@@ -89,7 +89,7 @@ class TreeGrowth:
         self._ops.feed_proposal(steps.inputs, steps.proposal, steps.base.lengths, shape)
 
     def finish(self, speculating: Sequence[bool], width: int) -> None:
-        """The best entries of the score table as nodes."""
+        """Make the best entries of the score table the nodes."""
         steps = self._steps
         self._ops.finish_proposal(steps.proposal, steps.trees, speculating, width)
 
@@ -102,10 +102,10 @@ class TreeGrowth:
 
 
 class ChainGrowth:
-    """One token a level: the draft decodes its own output, one token behind the other.
+    """Growth of one token a level: the draft decodes its own output, token by token.
 
-    Each level's token becomes a node at once, and the next step reads it and its hidden state. The
-    cache is written behind the entries.
+    The token of a level becomes a node at once, and the next step reads it and its hidden state.
+    Steps write into the cache behind the entries.
     """
 
     def __init__(self, steps: DraftSteps) -> None:
@@ -127,7 +127,7 @@ class ChainGrowth:
         self._planted: tuple[bool, ...] = ()
 
     def grow(self, rows: int, batch: int, execute: Execute) -> None:
-        """One step of one token a level, padded to `batch` rows."""
+        """Run a step of one token for each level, padded to `batch` rows."""
         bindings = self._steps.bindings
         self.feed(batch)
         for level in range(1, self._nodes - 1):
@@ -140,7 +140,7 @@ class ChainGrowth:
         self._steps.device.tree_ops.draft_chain(self._chain, batch, self._nodes, level)
 
     def finish(self, speculating: Sequence[bool], width: int) -> None:
-        """Every node follows the one before it."""
+        """Make each node the child of the node before it."""
         planted = tuple(speculating)
         if self._planted == planted:
             # Which rows take part changes seldom: between two rounds only the tokens are new.
@@ -174,7 +174,7 @@ class DraftEntries(NamedTuple):
 
     `token_ids` [rows, S]; `lengths` and `first` positions, one a row; `hidden` [rows, S] says
     where each entry's hidden state lies in the base's `hidden_states`, -1 for padding. `images`
-    are what stands in place of tokens of a prompt.
+    are the image pieces that replace tokens of a prompt.
     """
 
     token_ids: NDArray[np.int64]
@@ -264,16 +264,16 @@ class EagleDraftRunner:
         self.caches.commit(entries.lengths, first)
 
     def prompt_width(self, entries: int, start: int) -> int:
-        """The width of a prefill step of so many entries a row, of rows that begin by `start`."""
+        """The width of a prefill step of up to `entries` a row, for rows that begin by `start`."""
         room = self._config.max_kv_cache_capacity - start
         return prefill_width(self._config, entries, room)
 
     def save_hidden(
         self, source: Tensor, places: Sequence[int], target: Tensor, first: int
     ) -> None:
-        """Copy hidden states at `places` of `source` to those from `first` on of `target`.
+        """Copy hidden states at `places` of `source` to the places of `target` from `first` on.
 
-        Both are read flat: [1, all places, W].
+        Both buffers are read flat: [1, all places, W].
         """
         rows, count, size = source.shape
         out = target.part("waiting_hidden_states", first * size, (len(places), size))
@@ -286,11 +286,11 @@ class EagleDraftRunner:
     def propose(
         self, entries: NewestEntries, source: Tensor, speculating: Sequence[bool], width: int
     ) -> None:
-        """Append the entries of the first rows' newest tokens, and plant what follows the last.
+        """Append the entries of the first rows' newest tokens, and plant a tree behind each row's.
 
-        That are the best `width` nodes of every row; node 0 alone where not `speculating`. The
-        cache keeps the entries alone. They are of an `accept_shape`; what those behind these rows
-        hold is dropped.
+        A row's tree has its best `width` nodes; node 0 alone if the row is not `speculating`. The
+        cache keeps nothing but the entries. The entries are padded to an `accept_shape`; the ones
+        of padding rows are dropped.
         """
         rows, caches = len(speculating), self.caches
         batch, each = len(entries.token_ids), len(entries.token_ids[0])
@@ -314,8 +314,8 @@ class EagleDraftRunner:
     def propose_ahead(self, rows: int, paths: PendingPaths, width: int) -> bool:
         """Queue the steps of `propose` for the first rows behind a round that is under way.
 
-        The entries are what its walks will find in trees of `width` nodes. `take_proposal` makes
-        it the proposal of these rows; otherwise it was none. False where nothing was queued.
+        The entries are the ones that the round's walks will find in trees of `width` nodes. The
+        proposal counts only if `take_proposal` follows. False if nothing was queued.
         """
         caches = self.caches
         batch, each = self.accept_shape(rows, 0)
@@ -330,20 +330,20 @@ class EagleDraftRunner:
         return self._captured.launch(1 + self._growth.levels)
 
     def take_proposal(self, counts: Sequence[int], speculating: Sequence[bool], width: int) -> None:
-        """Keep as many entries of the first rows, and plant what was grown behind them."""
+        """Keep `counts` entries of the first rows, and plant the trees grown behind them."""
         rows = len(counts)
         self.caches.count(counts)
         every = [*speculating, *[False] * (self._steps.padded(rows) - rows)]
         self._growth.finish(every, width)
 
     def capture_draft_proposal_graph(self, batch_sizes: Iterable[int], source: Tensor) -> None:
-        """Capture what a proposal takes for these batch sizes, between batches.
+        """Capture the steps of a proposal for these batch sizes, between batches.
 
         The hidden states of its entries will be in `source`.
         """
         fixed = self._accept_width
         widths = [fixed] if fixed else range(1, self._drafting.most_accepted + 1)
-        for batch, bucket in self._steps.captured(batch_sizes):
+        for batch, bucket in self._steps.reset_for_captures(batch_sizes):
             for width in widths:
                 self._capture_entries(source, (batch, width), bucket)
             if self._growth.levels and not self._captured.takes_work:
@@ -351,7 +351,7 @@ class EagleDraftRunner:
                 self._growing.capture(*self._growth.step(batch, bucket))
 
     def _capture_entries(self, source: Tensor, shape: tuple[int, int], bucket: int) -> None:
-        """A step of entries, and where a whole round can be captured all that follows it."""
+        """Capture a step of entries; with it the rest of the round, if work can be captured."""
         batch, width = shape
         none, tokens = [0] * batch, [[0] * width for _ in range(batch)]
         self._ops.put_entries(self._inputs, tokens, [1] * batch, none, tokens, filled=none)
@@ -366,7 +366,7 @@ class EagleDraftRunner:
     def _round(
         self, source: Tensor, rows: int, shape: tuple[int, int], bucket: int, execute: Execute
     ) -> None:
-        """A step of the entries that were put, and those that grow a proposal."""
+        """Run a step of the newest entries, and the steps that grow a proposal behind them."""
         batch, width = shape
         steps, growth = self._steps, self._growth
         steps.prepare(*self._entering(shape, bucket))

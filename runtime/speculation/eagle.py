@@ -18,9 +18,9 @@ _MISSES = 8
 class EagleProposer:
     """Trees of an EAGLE-3 draft engine.
 
-    The draft's cache has an entry for each token but the first. The newest of them wait, with the
-    place of their hidden state in the base's output, until a round begins; what a later step of
-    the same row overwrites meanwhile is left out.
+    The draft's cache has an entry for each token but the first. The newest entries wait until a
+    round begins, each with the place of its hidden state in the base's output. An entry whose
+    hidden state a later step of the same row overwrites meanwhile is left out.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class EagleProposer:
         self._ahead: tuple[Sequence[DecodingRow], Sequence[bool]] | None = None
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let the draft's rows move; what waits lies where the step left it.
+        """Let the draft's rows move; waiting hidden states stay where the step has written them.
 
-        A place that another row gets is zeroed behind that row's entries: proposals were there.
+        A place that gets another row is zeroed behind that row's entries, where proposals were.
         """
         self._ahead = None
         self._whole = {row: count for row, count in self._whole.items() if row.runs_on}
@@ -58,7 +58,7 @@ class EagleProposer:
     def prefilled(
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int
     ) -> None:
-        """Append the chunk's entries; the one of a row's last prompt token is saved and waits."""
+        """Append the chunk's entries; the entry of a row's last prompt token waits."""
         self._ahead = None
         for place, (row, added) in enumerate(zip(rows, lengths, strict=True)):
             if not row.prompt_left:
@@ -85,7 +85,7 @@ class EagleProposer:
         self._draft.execute_prefill_step(entries, self._prompt, first)
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
-        """The newest token's entry waits; older ones that did are lost."""
+        """Let the entries of the newest tokens wait; older waiting entries are lost."""
         self._ahead = None
         self._waiting = {row: [place] for place, row in enumerate(rows)}
 
@@ -96,7 +96,7 @@ class EagleProposer:
     def propose(
         self, rows: Sequence[DecodingRow], speculating: Sequence[bool], _trees: TreeBuffers
     ) -> list[int]:
-        """Enter what waits, grow the proposal, and plant its best nodes."""
+        """Append the waiting entries, grow the proposal, and plant its best nodes."""
         self._asked = speculating
         waiting = [self._waiting[row] for row in rows]
         counts = [len(places) for places in waiting]
@@ -129,7 +129,7 @@ class EagleProposer:
         paths: PendingPaths,
         width: int,
     ) -> None:
-        """Queue the next proposal of these rows, in case all of them go on as they are."""
+        """Queue the next proposal of these rows, for the case that all of them go on."""
         if not all(row.remaining_budget > self._most for row in rows):
             return
         if self._draft.propose_ahead(len(rows), paths, width):
@@ -138,7 +138,7 @@ class EagleProposer:
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int
     ) -> None:
-        """The entries of the kept nodes wait."""
+        """Let the entries of the kept nodes wait."""
         self._waiting = {
             row: [place * width + node for node in path]
             for place, (row, path) in enumerate(zip(rows, nodes, strict=True))
@@ -156,7 +156,7 @@ class EagleProposer:
         self._whole[row] = -1
 
     def drafted(self, row: DecodingRow) -> int:
-        """Entries from the first on that lie at the slots of their positions."""
+        """Number of entries from the first on without a gap."""
         return max(0, self._whole.get(row, row.drafted))
 
     def capture(self, batch_sizes: Sequence[int]) -> list[int]:
@@ -176,13 +176,13 @@ class EagleProposer:
     def _count_whole(
         self, rows: Sequence[DecodingRow], first: Sequence[int], counts: Sequence[int]
     ) -> None:
-        """Entries are appended; a gap before them ends what is whole."""
+        """Count appended entries as whole, unless there is a gap before them."""
         for row, begin, count in zip(rows, first, counts, strict=True):
             whole = self._whole.get(row, row.drafted)
             self._whole[row] = begin + count if whole == begin else whole
 
     def _save(self, row: DecodingRow, place: int) -> None:
-        """Copy a hidden state of the chunk to where those lie that wait."""
+        """Copy a hidden state of the chunk to the places of waiting ones."""
         waiting = {one: places for one, places in self._waiting.items() if one.runs_on}
         taken = {place for places in waiting.values() for place in places}
         saved = next(place for place in self._tail if place not in taken)
@@ -190,10 +190,10 @@ class EagleProposer:
         self._waiting = {**waiting, row: [saved]}
 
     def _count_miss(self, place: int, row: DecodingRow) -> None:
-        """Zero a draft's cache that proposes nothing of use because its numbers are not finite.
+        """Count a miss; after `_MISSES` in a row, zero the row's draft cache if it is not finite.
 
-        One such slot spoils all that the row is proposed; to look in each round would wait for the
-        device.
+        One cache slot that is not finite spoils all proposals of the row. A check in each round
+        would wait for the device.
         """
         self._misses[row] = self._misses.get(row, 0) + 1
         if self._misses[row] == _MISSES:

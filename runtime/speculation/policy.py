@@ -13,8 +13,8 @@ from hearth.runtime.request import RowRound
 class EagleGenerationMetrics(msgspec.Struct):
     """Counters of speculation since the start, for any method.
 
-    `steps` counts verifications of a batch, `rounds` those of a row. `accepted` are the tokens
-    that rounds gave; `accepted_by_position[i]` the rounds that gave more than i of them.
+    `steps` counts verifications of a batch, `rounds` verifications of a row. `accepted` counts the
+    tokens that rounds gave, `accepted_by_position[i]` the rounds that gave more than i tokens.
     """
 
     steps: int = 0
@@ -60,7 +60,7 @@ class EagleGenerationMetrics(msgspec.Struct):
 
 
 def accept_length(rounds: int, accepted: int) -> float:
-    """Tokens a round; 0 where there was none."""
+    """Tokens a round; 0 if there was no round."""
     return accepted / rounds if rounds else 0.0
 
 
@@ -87,7 +87,7 @@ _TICK_S = 1e-9
 
 
 class SpeculationPolicy:
-    """Turns speculation off where it loses and on where it wins, for each batch size; no clock.
+    """Turns speculation off if it loses time, on if it gains, for each batch size; no clock.
 
     It starts on and measures both ways. The losing way is tried again seldom: time lost by
     speculating is followed by at least 100 times as much vanilla decoding, more with each trial
@@ -106,7 +106,7 @@ class SpeculationPolicy:
         self._size(batch).record_step(batch, seconds)
 
     def record_round(self, batch: int, tokens: int, seconds: float) -> None:
-        """Record a round; `tokens` counts those of all rows."""
+        """Record a round; `tokens` counts the tokens of all rows."""
         # A round with less than one a row, of which some failed, tells nothing.
         if tokens >= batch:
             self._size(batch).record_round(tokens, seconds)
@@ -157,8 +157,8 @@ class _Rate:
 class _SizePolicy:
     """One batch size.
 
-    `pause` is the time in seconds from one trial of speculation to the next, 0 while it is on; it
-    starts off where there is one. `decided` tells that both ways have been compared.
+    `pause` is the time in seconds from one trial of speculation to the next, 0 while speculation is
+    on; with a pause it starts off. `decided` is True once both ways have been compared.
     """
 
     def __init__(self, pause: float) -> None:
@@ -257,7 +257,7 @@ class _SizePolicy:
         self._state, self._loss, self.decided = "on" if on else "off", 0.0, True
 
     def _wait_on(self) -> None:
-        """Set when vanilla steps are measured next; they cost what speculation would gain."""
+        """Set the time of the next vanilla steps: measuring them costs the gain of speculation."""
         self._wait(self._spent * max((1 - 1 / self._speed) / _COST, _SHORTEST))
 
     def _wait(self, seconds: float) -> None:

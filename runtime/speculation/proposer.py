@@ -1,4 +1,4 @@
-"""Proposers of token trees, and the one that looks up what the text itself went on with."""
+"""Proposers of token trees, and prompt lookup, which proposes from the text itself."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -29,10 +29,10 @@ class Proposer(Protocol):
     def prefilled(
         self, rows: Sequence[DecodingRow], lengths: Sequence[int], width: int, first: int
     ) -> None:
-        """A chunk was queued: `lengths` tokens of each of these rows, from place `first` on."""
+        """Note that a chunk was queued: `lengths` tokens of these rows, from place `first` on."""
 
     def stepped(self, rows: Sequence[DecodingRow]) -> None:
-        """A decode step of these rows was queued."""
+        """Note that a decode step of these rows was queued."""
 
     def ready(self, rows: Sequence[DecodingRow], speculating: Sequence[bool]) -> bool:
         """Return True if a round makes sense for the rows that speculate."""
@@ -40,9 +40,9 @@ class Proposer(Protocol):
     def propose(
         self, rows: Sequence[DecodingRow], speculating: Sequence[bool], trees: TreeBuffers
     ) -> list[int]:
-        """Plant a tree for each row: the number of nodes, root included; 1 where not speculating.
+        """Plant a tree for each row; returns numbers of nodes, 1 (the root) without speculation.
 
-        The step has as many nodes as the largest tree, and on a GPU always as many as fit.
+        The step has as many nodes a row as the largest tree; on a GPU always the same number.
         """
 
     def ahead(
@@ -52,15 +52,15 @@ class Proposer(Protocol):
         paths: PendingPaths,
         width: int,
     ) -> None:
-        """Walks of trees of `width` nodes are queued: what may be queued of the next round."""
+        """Queue steps of the next round behind queued walks of trees of `width` nodes."""
 
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int
     ) -> None:
-        """A round of `width` nodes a row kept these nodes of each."""
+        """Note the nodes that a round of `width` nodes a row kept of each row."""
 
     def zero_row(self, place: int, row: DecodingRow) -> None:
-        """A round of the row at this place failed: forget numbers that may not be finite."""
+        """Forget numbers of the row at this place that may not be finite: its round failed."""
 
     def drafted(self, row: DecodingRow) -> int:
         """Entries of the method's own cache for the row's second token on, without a gap."""
@@ -77,7 +77,7 @@ class Proposer(Protocol):
 
 
 class NgramIndex:
-    """Proposes what followed the newest tokens of a text where they occurred before.
+    """Proposes the tokens that followed an earlier occurrence of a text's newest tokens.
 
     This is prompt lookup decoding (Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding)
     over prompt and answer alike. Suffixes of up to `longest` tokens lie in a trie that is walked
@@ -124,7 +124,7 @@ class NgramIndex:
             self._ends[node] = end
 
     def _continuation(self) -> int | None:
-        """Index behind the earlier occurrence of the longest known suffix; None without one."""
+        """Position behind the earlier occurrence of the longest known suffix; None without one."""
         node, length, start = 0, 0, None
         for token in self._newest():
             child = self._children.get((node, token))
@@ -140,7 +140,7 @@ class NgramIndex:
 
 
 class _IndexedRow:
-    """The index of one row's tokens and how many of them are in it."""
+    """The index of one row's tokens, and the number of tokens in it."""
 
     def __init__(self, row: DecodingRow, options: SpeculationOptions) -> None:
         self._row = row
@@ -148,7 +148,7 @@ class _IndexedRow:
         self._count = 0
 
     def propose(self, tokens: int) -> list[int]:
-        """Propose up to `tokens` tokens behind those known by now."""
+        """Propose up to `tokens` tokens behind the known ones."""
         self._index.append(self._row.token_ids[self._count :])
         self._count = len(self._row.token_ids)
         return self._index.propose(tokens)
@@ -212,7 +212,7 @@ class LookupProposer:
     def accepted(
         self, rows: Sequence[DecodingRow], nodes: Sequence[Sequence[int]], width: int
     ) -> None:
-        """Nothing to keep: the next proposal reads the rows' tokens."""
+        """Do nothing: the next proposal reads the rows' tokens."""
 
     def zero_row(self, _place: int, _row: DecodingRow) -> None:
         """No numbers are kept."""

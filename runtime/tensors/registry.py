@@ -167,8 +167,8 @@ def _add_step(registry: TensorRegistry, config: LLMEngineRunnerConfig) -> None:
         registry.add(TensorSpec(f"present_{kind}_cache_{{i}}", "output", cache, present), layers)
 
 
-_TAPS = {"qwen3_vl": 4, "qwen2_5_vl": 0, "idefics3": 1}
-"""Learned positions that make up one of a patch."""
+_POSITIONS_PER_PATCH = {"qwen3_vl": 4, "qwen2_5_vl": 0, "idefics3": 1}
+"""Entries of the table of learned positions that a patch takes, by family: 4 to interpolate."""
 
 
 def build_registry_for_tower(config: VisionConfig) -> TensorRegistry:
@@ -189,11 +189,11 @@ def build_registry_for_tower(config: VisionConfig) -> TensorRegistry:
     if config.family != "idefics3":
         add("rotary_cos", real, "patches", config.head_dim // 2)
         add("rotary_sin", real, "patches", config.head_dim // 2)
-    taps = _TAPS[config.family]
-    if taps:
-        add("position_ids", index, taps, "patches")
-    if taps > 1:
-        add("position_weights", real, taps, "patches")
+    positions = _POSITIONS_PER_PATCH[config.family]
+    if positions:
+        add("position_ids", index, positions, "patches")
+    if positions > 1:
+        add("position_weights", real, positions, "patches")
     for name in tower_outputs(config):
         add(name, data, "tokens", config.output_size, direction="output")
     return registry

@@ -150,7 +150,7 @@ class FakeRuntime:
                 del self.rows[number]
                 continue
             if joining:
-                result.begun[number] = self._placed[number]
+                result.slot_times[number] = self._placed[number]
             if joining and row.token_ids[0] in self.cached:
                 result.cached[number] = self.cached[row.token_ids[0]]
             done = self.generated[number]

@@ -169,7 +169,7 @@ class World:
         assert message is not None
         drive(self.actor._serve(message, lane))
         lane.remove(message.rid)
-        lane.turn(message.client)
+        lane.rotate(message.client)
 
     def _step(self) -> None:
         if self._stepping:

@@ -79,7 +79,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     )
     limits = structs.replace(LIMITS, max_prompt_tokens=1 << 16, max_total_tokens=1 << 17)
     policy.executor_ready(ready(limits), 0.0)
-    policy.images_told(EncoderReady("w"), 0.0)
+    policy.update_images(EncoderReady("w"), 0.0)
     part = protocol.ImagePart(frame=1, encoding="rgb8", width=SIDE, height=SIDE)
 
     with no_copy():
@@ -98,7 +98,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     with no_copy():
         # Here the tower writes.
         written[:] = 7.0
-        policy.images_told(Encoded(work.number, ImageTimes()), 0.0)
+        policy.update_images(Encoded(work.number, ImageTimes()), 0.0)
         (wanted,) = [one for one in policy.tick(0.0) if isinstance(one, Schedule)]
         read = store.read(wanted.new[1].images[0])
     assert np.shares_memory(read, written)

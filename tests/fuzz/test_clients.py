@@ -74,7 +74,7 @@ def test_every_message_of_clients_is_answered_or_refused_by_name(clients: Client
 
 def test_every_message_of_actors_to_the_door_is_answered_once_at_most(clients: Clients) -> None:
     rids = [0]
-    known = {"rid": rids, "code": ["queue_full", "executor_failed"], "placed": [{1: 1.0}]}
+    known = {"rid": rids, "code": ["queue_full", "executor_failed"], "slot_times": [{1: 1.0}]}
     for told, data in enumerate(all_mutations("DoorMessage", ENCODE, known)):
         if told % 10 == 0:
             clients.greet()

@@ -24,12 +24,12 @@ from hearth.runtime.speculation.policy import EagleGenerationMetrics
 
 
 class DaemonSnapshot(NamedTuple):
-    """The daemon at one moment; None for what is not known then.
+    """The daemon at one moment; a value that is not known is None.
 
-    `settings`, `queue`, `totals` and `refusals`, by code, are those of the front door. `executor`
-    is the executor's last report, `silent_s` the seconds since its last sign of progress, `free`
-    the bytes that the machine could hand out. Where the model sees there are `pictures`, the bytes
-    of those of clients, and `encoder_restarts`.
+    `settings`, `queue`, `totals` and `refusals` (by code) come from the front door. `executor` is
+    the executor's last report, `silent_s` the seconds since its last sign of progress, `free` the
+    bytes of memory that the machine has available. A vision model also has `pictures`, the bytes of
+    clients' pictures, and `encoder_restarts`.
     """
 
     state: str
@@ -58,7 +58,7 @@ class DaemonCollector(Collector):
         self.snapshot: DaemonSnapshot | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """All that is known; nothing before the first snapshot."""
+        """All known metrics; none before the first snapshot."""
         snapshot = self.snapshot
         if snapshot is None:
             return

@@ -42,7 +42,7 @@ Expose = Callable[[Form], Awaitable[Exposition]]
 class Endpoint(StreamServer):
     """Answers one request a connection.
 
-    However often it is asked, no page is made within `_FRESH_S` of another in the same form.
+    For any number of requests it makes at most one page of a form within `_FRESH_S`.
     """
 
     def __init__(self, listening: socket.socket, expose: Expose) -> None:
@@ -114,7 +114,7 @@ def listen_at(path: str) -> socket.socket:
 
 
 async def _read_head(connection: socket.socket) -> bytes:
-    """All up to the empty line that ends it, or as much as is read of one."""
+    """The head of a request up to its empty line, or as much of it as is read."""
     head = b""
     with anyio.fail_after(_READ_S):
         while b"\r\n\r\n" not in head and len(head) < HEAD_BYTES:

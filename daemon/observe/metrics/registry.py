@@ -87,7 +87,7 @@ class _ImageMetrics:
         )
 
     def record(self, images: ImageUsage, seconds: float) -> None:
-        """Count those of one generation, and how long they took."""
+        """Count the images of one generation, and the seconds that they took."""
         self._images.labels("cached").inc(images.cached)
         self._images.labels("encoded").inc(images.count - images.cached)
         self._tokens.inc(images.tokens)
@@ -206,9 +206,9 @@ _MOST_ROWS = 1024
 class TokenGaps(Collector):
     """A histogram of the times between two steps that gave a reply tokens; each reply counts.
 
-    A decode step gives tokens to all replies that have begun: to those of the decode step before,
-    and to those whose first token came since, in the steps with `placed`. Of the latter as many
-    are remembered as can run at once: others were ended before they went on.
+    A decode step gives tokens to all replies that have begun: the replies of the decode step before
+    it, and the replies whose first token came since, in steps with `slot_times`. At most as many
+    new replies are remembered as can run at once: any more have ended already.
     """
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ class TokenGaps(Collector):
 
     def step(self, message: Deltas) -> None:
         """Count a step."""
-        if message.placed:
+        if message.slot_times:
             self._begun |= {row.rid: message.ended for row in message.rows if row.finish is None}
             while len(self._begun) > _MOST_ROWS:
                 del self._begun[next(iter(self._begun))]

@@ -1,4 +1,4 @@
-"""Overview of the daemon for its owner: what runs now, and the last requests."""
+"""Overview of the daemon for its owner: running requests, and the last ended ones."""
 
 import os
 import resource
@@ -51,7 +51,7 @@ class History:
         return list(islice(found, most))[::-1]
 
     async def answer(self, asked: Trace) -> TraceReport:
-        """The record asked for, or the newest ones; raises `unknown_request`."""
+        """The record of one request, or the newest records; raises `unknown_request`."""
         if not asked.request:
             newest = list(self._kept)[-asked.last :] if asked.last else []
             return TraceReport(newest, time.monotonic())
@@ -129,7 +129,7 @@ def _memory(snapshot: DaemonSnapshot) -> dict[str, int]:
 
 
 def _resident(pid: int) -> int:
-    """Resident bytes of a process; 0 for one that is gone."""
+    """Resident bytes of a process; 0 if it is gone."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
     except OSError:

@@ -71,8 +71,8 @@ _log = structlog.get_logger("hearth.traces")
 class Spans:
     """Makes the spans of each generation that has ended; a thread of the SDK's sends them.
 
-    What finds `_QUEUE` spans waiting, or a collector that does not take them, is lost and counted;
-    the log says so once a minute at most.
+    Spans are lost and counted if `_QUEUE` spans wait already, or if the collector does not take
+    them; the log tells it once a minute at most.
     """
 
     def __init__(self, model: str, exporter: SpanExporter) -> None:
@@ -105,7 +105,7 @@ class Spans:
             self._tell_loss()
 
     def close(self) -> None:
-        """Send what waits, for two seconds at most."""
+        """Send waiting spans, for two seconds at most."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
         closing.join(_CLOSE_S)
@@ -185,7 +185,7 @@ class Spans:
 
 
 class _Delivery(SpanExporter):
-    """Counts what an exporter has tried to send, and what failed; used by the SDK's thread."""
+    """Counts of spans that an exporter tried to send, and that failed; used by the SDK's thread."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter

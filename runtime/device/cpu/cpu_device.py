@@ -82,7 +82,7 @@ class CpuDevice:
         return self.zeros(name, shape, dtype)
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
-        """Copy a buffer into one of the same size."""
+        """Copy a buffer into another of the same size."""
         target.array[...] = source.view(target.shape)
 
     def constant(self, name: str, array: NDArray[Any]) -> Tensor:
@@ -102,7 +102,7 @@ class CpuDevice:
         target.array[...] = 0 if source is None else source.array
 
     def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:
-        """The moves and writes of these K/V buffers."""
+        """The storage of these K/V buffers, with its moves and writes."""
         return CpuCacheStorage(buffers, heads, head_dim)
 
     def batch_sampler(self, buffers: SamplerBuffers) -> BatchSampler:

@@ -46,7 +46,7 @@ class CpuImageOps:
     """Ops that copy embeddings and fill rotary tables with NumPy on the calling thread."""
 
     def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
-        """Write `rows` over those from `place` on."""
+        """Write `rows` over the rows of the buffer from `place` on."""
         check_splice(target, place, rows)
         splice_rows(target.array, place, rows)
 
@@ -95,7 +95,7 @@ class CpuCacheStorage:
             move_rows(tensor.array.reshape(-1), moves, self._heads, self._head_dim, slots)
 
     def zero(self, row: int, begin: int, end: int, slots: int) -> None:
-        """Zero these slots of a row in every buffer."""
+        """Zero cache slots of a row in every buffer."""
         for tensor in self._buffers:
             self._view(tensor, row + 1, slots)[row, :, begin:end] = 0
 
@@ -159,7 +159,7 @@ class CpuBatchSampler:
         self._rows: list[RowSampler] = []
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let rows move with their newest tokens; take settings and histories of new ones."""
+        """Let rows move with their newest tokens; take settings and histories of new rows."""
         self._rows = reorder.settle(self._rows, self._assign)
         tokens = self._next_tokens
         for source, target, _ in reorder.moves:
@@ -308,7 +308,7 @@ class CpuStepOps:
         grown: Tensor,
         shape: tuple[int, int],
     ) -> None:
-        """Feed what was put last, and gather its hidden states."""
+        """Feed the entries that were put last, and gather their hidden states."""
         kept, token_ids, lengths, first, filled, places = self._entries
         size = source.shape[-1]
         if kept != buffers or token_ids.shape != shape:

@@ -26,7 +26,7 @@ class KernelAttribute(str):
 
 
 class KernelConfig(Protocol):
-    """Constants that a kernel is compiled for: a named tuple of numbers and further such tuples."""
+    """Constants that a kernel is compiled for: a named tuple of numbers and nested named tuples."""
 
     def _asdict(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -73,7 +73,7 @@ def kernel_source(name: str, config: KernelConfig | None = None, package: str = 
 
 
 def load_compiler_api() -> Any:
-    """The module `cuda.bindings.nvrtc`; raises `engine_incompatible` where it is missing."""
+    """The module `cuda.bindings.nvrtc`; raises `engine_incompatible` if it is missing."""
     try:
         from cuda.bindings import nvrtc  # noqa: PLC0415 (a CPU has no need of it)
 
@@ -107,9 +107,9 @@ def _of_bindings() -> Need:
 class KernelCompiler:
     """NVRTC for one architecture such as `sm_90`, with a cache of cubins on disk.
 
-    For a GPU that is newer than this NVRTC it is PTX, which the driver compiles. An entry is named
-    by the digest of everything that it depends on and begins with the digest of its own bytes; one
-    that does not agree is compiled again.
+    For a GPU that is newer than this NVRTC it makes PTX, which the driver compiles. The name of a
+    cache entry is the digest of everything that it depends on, and the entry begins with the digest
+    of its own bytes; an entry that does not agree with it is compiled again.
     """
 
     def __init__(self, api: Any, architecture: str, folder: Path) -> None:
@@ -127,7 +127,7 @@ class KernelCompiler:
     def compile(self, name: str, source: str, options: Sequence[str]) -> bytes:
         """The cubin of `source`; raises `internal` with the compiler's log when it is wrong.
 
-        Raises `engine_incompatible` for a GPU that is older than all that this NVRTC knows.
+        Raises `engine_incompatible` for a GPU older than every GPU that this NVRTC knows.
         """
         options = self._options(options)
         path = self._path(name, source, options)

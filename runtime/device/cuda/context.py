@@ -9,7 +9,7 @@ from hearth.runtime.undo import undoing
 _NAME_BYTES = 256
 _FIRST_DRIVER_WITH_DEPENDENTS = 12030
 FIRST_WITH_DEPENDENTS = (9, 0)
-"""The compute capability from which on a kernel can begin before the one before it has ended."""
+"""Least compute capability with which a kernel can begin before its predecessor has ended."""
 
 
 class DeviceProperties(NamedTuple):
@@ -69,7 +69,7 @@ class CudaContext:
     def free_memory(self) -> int | None:
         """Bytes free beside this context, by the driver's count.
 
-        None for an integrated GPU: there the driver leaves out what the system can reclaim.
+        None for an integrated GPU: its driver does not count memory that the system can reclaim.
         """
         return None if self.properties.integrated else self.memory()[0]
 
@@ -105,5 +105,5 @@ class CudaContext:
 
 
 def open_context(ordinal: int = 0) -> CudaContext:
-    """The primary context of a GPU; raises `engine_incompatible` where there is none."""
+    """The primary context of a GPU; raises `engine_incompatible` if there is none."""
     return CudaContext(CudaDriver(load_driver_api()), ordinal)

@@ -55,7 +55,7 @@ class CudaImageOps:
         self._rotary: dict[RotaryTables, tuple[Tensor, KernelLaunch]] = {}
 
     def splice(self, target: Tensor, place: int, rows: NDArray[Any]) -> None:
-        """Copy `rows` over those from `place` on."""
+        """Copy `rows` over the rows of the buffer from `place` on."""
         check_splice(target, place, rows)
         first = place * target.shape[-1] * rows.itemsize
         self._embeddings.upload(target.address + first, rows)
@@ -106,9 +106,9 @@ _LOADING_BYTES = 4 << 20
 class CudaDevice:
     """One GPU: its memory, one stream, and the ops as kernels.
 
-    The thread that made it may use it; another calls `context.make_current` first. Kernels are
-    compiled when first asked for, and kept on disk in the compiler's folder. The context is the
-    device's from here on, also when it cannot be made.
+    The thread that made it may use it; another thread calls `context.make_current` first. Kernels
+    are compiled at their first use, and kept on disk in the compiler's folder. The device owns the
+    context from here on, and closes it also if the constructor fails.
     """
 
     kind: DeviceKind = "cuda"
@@ -152,7 +152,7 @@ class CudaDevice:
         return self.memory.pinned_zeros(name, shape, dtype)
 
     def transfer(self, source: Tensor, target: Tensor) -> None:
-        """Queue a copy of a buffer into one of the same size."""
+        """Queue a copy of a buffer into another of the same size."""
         if source.nbytes != target.nbytes:
             raise HearthError("internal", f"{source.name} is to be copied into {target.name}")
         self.stream.copy(target.address, source.address, source.nbytes)
@@ -193,34 +193,34 @@ class CudaDevice:
             self.stream.copy(target.address, source.address, target.nbytes)
 
     def read(self, tensor: Tensor) -> NDArray[Any]:
-        """A copy of a device tensor on the host, after all that was queued; for tests and dumps."""
+        """A copy of a device tensor on the host, after all queued work; for tests and dumps."""
         array: NDArray[Any] = np.empty(tensor.shape, tensor.dtype)
         self.stream.copy_out(array.ctypes.data, tensor.address, tensor.nbytes)
         self.stream.synchronize()
         return array
 
     def record_event(self) -> CudaEvent:
-        """Record an event behind all queued work; the one recorded before is void."""
+        """Record an event behind all queued work; the last recorded event is void."""
         self._event.record(self.stream)
         return self._event
 
     def span(self) -> CudaSpan:
-        """A span that begins behind all that has been queued."""
+        """A span that begins behind all queued work."""
         return CudaSpan(self.context, self.stream)
 
     def fetch(self, source: Tensor, out: NDArray[Any]) -> None:
-        """Copy the beginning of a buffer on a stream of its own, past what the first one holds."""
+        """Copy the beginning of a buffer on a second stream, without waiting for queued work."""
         if not out.flags.c_contiguous:
             raise HearthError("internal", f"{source.name} is to be copied into pieces", source.name)
         self._copies.copy_out(out.ctypes.data, source.address, out.nbytes)
         self._copies.synchronize()
 
     def capture(self) -> GraphCapture:
-        """A context manager that captures what is queued on the stream meanwhile."""
+        """A context manager that captures the work that its block queues on the stream."""
         return GraphCapture(self.context, self.stream)
 
     def record(self, work: Callable[[], None]) -> CudaGraph:
-        """Capture what `work` queues as a graph, after one run: loading cannot be captured."""
+        """Capture the launches of `work` as a graph, after one run: loading cannot be captured."""
         work()
         self.stream.synchronize()
         with self.capture() as capture:
@@ -234,7 +234,7 @@ class CudaDevice:
     def cache_storage(
         self, buffers: Sequence[Tensor], heads: int, head_dim: int
     ) -> CudaCacheStorage:
-        """The moves and writes of these K/V buffers."""
+        """The storage of these K/V buffers, with its moves and writes."""
         return CudaCacheStorage(
             self.library, self.memory, self.ring, buffers, heads=heads, head_dim=head_dim
         )
@@ -246,8 +246,7 @@ class CudaDevice:
     def close(self) -> None:
         """Wait for the device and free everything; calling it twice is harmless.
 
-        What one call raises does not keep the others back. After `device_lost` nothing is left
-        to free.
+        All calls are made even if one of them raises. After `device_lost` nothing is left to free.
         """
         if not self.stream.handle:
             return

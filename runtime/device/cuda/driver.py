@@ -16,7 +16,7 @@ _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718,
 
 
 def load_driver_api() -> Any:
-    """The module `cuda.bindings.driver`; raises `engine_incompatible` where it is missing."""
+    """The module `cuda.bindings.driver`; raises `engine_incompatible` if it is missing."""
     try:
         from cuda.bindings import driver  # noqa: PLC0415 (a CPU has no need of it)
     except ImportError as error:

@@ -16,7 +16,7 @@ class GpuFacts(NamedTuple):
     """Limits of a GPU that set the shapes of kernels; shared memory in bytes.
 
     `shared_per_block` is the most that a block may ask for, static memory included, and
-    `largest_cluster` the number of such blocks in the largest cluster, 1 without clusters.
+    `largest_cluster` the number of blocks of that size in the largest cluster, 1 without clusters.
     """
 
     capability: tuple[int, int]
@@ -46,8 +46,8 @@ class GpuFacts(NamedTuple):
 def largest_cluster(context: CudaContext, shared_bytes: int) -> int:
     """Return the size of the largest cluster, up to 8 blocks of `shared_bytes` each.
 
-    1 without clusters: before compute capability 9.0, and on a MIG slice or share of a GPU that
-    has no adjacent multiprocessors for one.
+    The size is 1 without clusters: before compute capability 9.0, and on a MIG slice or share of a
+    GPU without adjacent multiprocessors.
     """
     if context.properties.compute_capability < _FIRST:
         return 1

@@ -10,7 +10,7 @@ from hearth.runtime.undo import undoing
 
 
 class CudaGraph:
-    """Captured work that is launched as one; it belongs to `close` alone."""
+    """A graph of captured work, queued by one launch; `close` frees it."""
 
     def __init__(self, driver: CudaDriver, graph: Any) -> None:
         self._driver = driver
@@ -19,7 +19,7 @@ class CudaGraph:
         self._native = driver.call("cuGraphInstantiate", graph, 0)
 
     def launch(self, stream: Stream, /) -> None:
-        """Queue the work on `stream`; raises what CUDA says."""
+        """Queue the work on `stream`; raises CUDA's error."""
         native = stream.native if isinstance(stream, CudaStream) else stream.handle
         (status,) = self._run(self._native, native)
         if status:
@@ -41,9 +41,9 @@ class CudaGraph:
 
 
 class GraphCapture:
-    """Capture of what the block queues on `stream`; `graph` is there when the block has ended.
+    """Capture of the work that the block queues on `stream`; `graph` is set when the block ends.
 
-    Work of other threads is not concerned. Where something cannot be captured the block ends in
+    Work of other threads is not captured. If a call cannot be captured the block ends in
     `executor_failed`, and the stream can be used as before.
     """
 

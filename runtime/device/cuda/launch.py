@@ -76,10 +76,10 @@ class KernelLaunch:
         self._dependent = context.takes_dependents
 
     def launch_dependent(self, x: int, y: int = 1) -> None:
-        """Queue the kernel, which may begin before what was queued last has ended.
+        """Queue the kernel, which may begin before its predecessor in the stream has ended.
 
         The kernel waits itself (`griddepcontrol.wait`) before it touches memory. GPUs before
-        compute capability 9.0, and drivers before that of CUDA 12.3, begin it behind all else.
+        compute capability 9.0, and drivers before CUDA 12.3, begin it behind all queued work.
         """
         if not self._dependent:
             self.launch(x, y)
@@ -90,7 +90,7 @@ class KernelLaunch:
         self._driver.call("cuLaunchKernelEx", config, self._function, self._address, 0)
 
     def launch(self, x: int, y: int = 1, z: int = 1) -> None:
-        """Queue the kernel over a grid of blocks; raises what CUDA says."""
+        """Queue the kernel over a grid of blocks; raises CUDA's error."""
         (status,) = self._launch(
             self._function, x, y, z, self._block, 1, 1, 0, self._stream, self._address, 0
         )
@@ -101,9 +101,9 @@ class KernelLaunch:
 class Launch(NamedTuple):
     """A kernel over a grid of blocks of `block` threads, with one structure as its argument.
 
-    `shared_bytes` of a block are dynamic; `name` says what it does, for profiles. One that is
-    `apart` never begins before its predecessor has ended: its few blocks would crowd on those
-    multiprocessors that the predecessor's blocks leave first.
+    `shared_bytes` of a block are dynamic; `name` is for profiles. A launch that is `apart` never
+    begins before its predecessor has ended: its few blocks would crowd on the multiprocessors that
+    the predecessor's blocks leave first.
     """
 
     function: Any
@@ -116,7 +116,7 @@ class Launch(NamedTuple):
 
 
 class PackedStep:
-    """Launches one behind the other, whose arguments do not change."""
+    """Launches one behind the other, with arguments that do not change."""
 
     def __init__(
         self, context: CudaContext, launches: Sequence[Launch], configs: Sequence[Any]
@@ -133,7 +133,7 @@ class PackedStep:
         self._configs = list({id(config): config for config in configs}.values())
 
     def queue(self, stream: CudaStream) -> None:
-        """Queue all launches; raises what CUDA says, naming the launch."""
+        """Queue all launches; raises CUDA's error, naming the launch."""
         for config in self._configs:
             config.hStream = stream.native
         launch = self._launch
@@ -151,9 +151,9 @@ class PackedStep:
 class Launcher:
     """Packer of launches into steps.
 
-    With `dependent` each launch may begin before the one before it has ended: its kernel itself
-    waits (`griddepcontrol.wait`) before it reads what that one writes. A driver that cannot capture
-    such launches gets none, and the kernels' waits are over at once.
+    With `dependent` each launch may begin before its predecessor has ended: its kernel itself waits
+    (`griddepcontrol.wait`) before it reads the predecessor's output. A driver that cannot capture
+    dependent launches gets ordinary ones, and the kernels' waits are over at once.
     """
 
     def __init__(self, context: CudaContext, *, dependent: bool) -> None:

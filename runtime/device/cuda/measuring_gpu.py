@@ -29,13 +29,13 @@ class MeasuringGpu(MeasuringDevice):
         self.image_ops = CudaImageOps(self._inert, self._memory, self._inert)
 
     def parts(self) -> dict[str, int]:
-        """Bytes by part; what the newest chunk has left over is of what was built last."""
+        """Bytes by part; the rest of the newest chunk counts as the part that was built last."""
         found = super().parts()
         found[self._building] = found.get(self._building, 0) + self._memory.device.left
         return found
 
     def zeros(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """Count what the arena takes for a tensor."""
+        """Count the bytes that the arena takes for a tensor."""
         return self._memory.zeros(name, shape, dtype)
 
     def cache_storage(self, buffers: Sequence[Tensor], heads: int, head_dim: int) -> CacheStorage:

@@ -24,8 +24,7 @@ class Arena:
     """Addresses from few large allocations, all freed together.
 
     `allocate` gets bytes and returns an address, `free` gives it back. The first `reserve` bytes
-    come in one allocation, which is made at once; what is left over when an allocation is full
-    is not used again.
+    come in one allocation, which is made at once; the rest of a full allocation is not used.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class CudaMemory:
 
 
 def host_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Host memory at `address` as an array; whoever owns the memory must outlive it."""
+    """Host memory at `address` as an array; the owner of the memory must outlive it."""
     nbytes = prod(shape) * dtype.itemsize
     buffer = (ctypes.c_uint8 * nbytes).from_address(address)
     array: NDArray[Any] = np.ctypeslib.as_array(buffer)

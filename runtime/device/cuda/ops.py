@@ -76,7 +76,7 @@ class _Feed:
 
     @cached_property
     def entered(self) -> FeedArguments:
-        """The arguments of steps of entries; `token_ids` is where all of these lie.
+        """The arguments of steps of entries, which lie one behind the other from `token_ids` on.
 
         Behind the tokens come a length, a first position, the slots filled before and after for
         each row, and the places of hidden states.
@@ -88,7 +88,7 @@ class _Feed:
 
     @cached_property
     def found(self) -> KernelLaunch:
-        """Launch that writes the entries of paths behind those that were put."""
+        """Launch that writes the entries of paths behind the entries that were put."""
         found = FoundArguments(self.entered.token_ids)
         return self._library.prepare("step/steps", "enter_paths", self._options, _THREADS, (found,))
 
@@ -165,7 +165,7 @@ class CudaStepOps:
     def enter_paths(
         self, buffers: StepBuffers, paths: PendingPaths, lengths: Tensor, shape: PathShape
     ) -> None:
-        """Write what the walks will have found with one launch."""
+        """Queue one launch that writes the entries found by the walks."""
         if not isinstance(paths, CudaPendingPaths):
             raise HearthError("internal", "these paths are not walked on the GPU")
         feed = self._feed(buffers)
@@ -184,7 +184,7 @@ class CudaStepOps:
         grown: Tensor,
         shape: tuple[int, int],
     ) -> None:
-        """Feed what was put last with one launch, which may be captured."""
+        """Feed the entries that were put last with one launch, which may be captured."""
         feed = self._feed(buffers)
         self._check(feed, buffers, *shape)
         out.check((*shape, out.shape[-1]))
@@ -265,7 +265,7 @@ def feed_arguments(buffers: StepBuffers) -> tuple[FeedArguments, tuple[str, ...]
 
 
 def check_mask(buffers: StepBuffers, rows: int, steps: int) -> None:
-    """Raise `internal` where the masks of [rows, steps] tokens do not fit."""
+    """Raise `internal` if the masks of [rows, steps] tokens do not fit."""
     if buffers.tree_mask is not None:
         buffers.tree_mask.check((rows, steps, steps))
     if buffers.packed_mask is not None:

@@ -7,7 +7,7 @@ from hearth.runtime.device.cuda.compiler import CSRC, KernelCompiler, KernelConf
 from hearth.runtime.device.cuda.context import CudaContext
 from hearth.runtime.device.cuda.launch import KernelLaunch
 from hearth.runtime.device.cuda.stream import CudaStream
-from hearth.runtime.loading import Told, nobody
+from hearth.runtime.loading import ProgressCallback, no_progress
 
 _ALL_SHARED = 100
 
@@ -75,29 +75,34 @@ class Programs:
     def kernel(self, file: str, name: str, config: KernelConfig, shared_bytes: int = 0) -> Any:
         """Kernel `name` of `{file}.cu` for steps; its blocks may be given `shared_bytes`.
 
-        All ask for the largest share of shared memory: a multiprocessor that had to change it
-        between two kernels would have to be empty in between. Raises as `function`, and
-        `executor_failed` where the GPU does not give a block as much.
+        All kernels ask for the largest share of shared memory: a multiprocessor that changes its
+        share between two kernels has to be empty in between. Raises the errors of `function`, and
+        `executor_failed` if the GPU does not give a block as many bytes.
         """
         return self._kernel(KernelRequest(file, name, config, shared_bytes))
 
-    def load(self, requests: Iterable[KernelRequest], threads: int, told: Told = nobody) -> None:
+    def load(
+        self,
+        requests: Iterable[KernelRequest],
+        threads: int,
+        progress: ProgressCallback = no_progress,
+    ) -> None:
         """Compile these kernels, `threads` at a time, and load them; raises as `kernel`.
 
-        `told` is called with the share that is compiled, if some are not in the compiler's cache.
+        `progress` gets the share that is compiled, if some kernels are not in the compiler's cache.
         """
         wanted = dict.fromkeys(requests)
         programs = dict.fromkeys(one.program for one in wanted)
         missing, done = {one for one in programs if not self._has(one)}, 0
         if missing:
-            told("compiling", 0.0)
+            progress("compiling", 0.0)
         with ThreadPoolExecutor(threads) as pool:
             for program, code in zip(programs, pool.map(self._compile, programs), strict=True):
                 self._load(program, code)
                 if program in missing:
-                    told("compiling", (done := done + 1) / len(missing))
+                    progress("compiling", (done := done + 1) / len(missing))
         if missing:
-            told("opening", None)
+            progress("opening", None)
         for request in wanted:
             self._kernel(request)
 

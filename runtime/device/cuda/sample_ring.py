@@ -74,7 +74,7 @@ class CudaPendingSamples:
         self._samples: list[RowToken | None] | None = None
 
     def result(self) -> list[RowToken | None]:
-        """Wait and read, once; raises what the step raised."""
+        """Wait and read, once; raises the error of the step."""
         if self._samples is None:
             self._samples = self._read()
         return self._samples

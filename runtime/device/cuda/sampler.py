@@ -36,7 +36,7 @@ from hearth.runtime.tensors.tensor import Tensor
 _WORDS, _LIVE = 4, 8
 
 Draw = Callable[[SampleSlot, int], CudaPendingSamples]
-"""Call that queues the work behind the scan of so many rows, whose results are in the slot."""
+"""Call that queues the work behind the scan of a number of rows, with results in the slot."""
 
 
 class CudaCapturedSampler:
@@ -61,13 +61,13 @@ class CudaCapturedSampler:
         self._rows = 0
 
     def expect(self, rows: int) -> None:
-        """Write the number of rows where the scans find it, if it is another."""
+        """Write the number of rows for the scans, if it has changed."""
         if rows != self._rows:
             self._stream.fill(self._turn + _LIVE, rows)
             self._rows = rows
 
     def queue(self, rows: int) -> None:
-        """Queue a scan of all these rows."""
+        """Queue a scan of all rows."""
         batch, (launch, blocks) = self._batch, self._scan
         batch.results = self._ring.address
         batch.first, batch.picked, batch.turn = 0, rows, self._turn
@@ -77,7 +77,7 @@ class CudaCapturedSampler:
             batch.turn = 0
 
     def samples(self) -> CudaPendingSamples:
-        """Take the turn of the launch, and queue what rows draw."""
+        """Take the slot of the launch, and queue the draws of rows."""
         return self._draw(self._ring.take(), self._rows)
 
 
@@ -225,7 +225,7 @@ class CudaBatchSampler:
         self._prepare(library, memory, buffers)
 
     def reorder(self, reorder: BatchReorder) -> None:
-        """Let rows move with histories, settings and newest tokens, and take those of new rows.
+        """Let rows move with histories, settings and newest tokens; take the settings of new rows.
 
         Raises `invalid_value` naming a new row's setting.
         """
@@ -285,9 +285,9 @@ class CudaBatchSampler:
         return CudaPendingSamples(slot, self._stream, rows, wanted)
 
     def verify(self, rows: int, width: int, masks: Sequence[TokenMasks] = ()) -> CudaPendingPaths:
-        """Queue the walks of the first rows' trees; raises `internal` where there are none.
+        """Queue the walks of the first rows' trees; raises `internal` without trees.
 
-        Of a row's masks the first is taken: its walk ends behind node 0.
+        Only the first of a row's masks is used: its walk ends behind node 0.
         """
         if masks:
             self._take_masks(0, [nodes[0] if nodes else None for nodes in masks])

@@ -53,7 +53,7 @@ def prepare_moves(
 def queue_moves(
     launch: KernelLaunch, rows: RowsArguments, table: Moves, moves: Sequence[RowMove], buffers: int
 ) -> None:
-    """Queue `moves`, in one launch up to `MOVES` of them; raises what `check_order` does."""
+    """Queue `moves`, in one launch up to `MOVES` of them; raises as `check_order`."""
     check_order(moves)
     needed = [move for move in moves if move.source != move.target and move.used > 0]
     for first in range(0, len(needed), MOVES):
@@ -64,7 +64,7 @@ def queue_moves(
 
 
 def check_order(moves: Sequence[RowMove]) -> None:
-    """Raise `internal` where a source or a target is an earlier target."""
+    """Raise `internal` if a source or a target is the target of an earlier move."""
     written: set[int] = set()
     for source, target, _ in moves:
         if source in written or target in written:
@@ -223,7 +223,7 @@ class CudaCacheStorage:
     ) -> None:
         """Put new rows [B, heads, S, D] from slot `start` on; `shape` is (B, S, slots).
 
-        What would lie outside of a row's slots is dropped.
+        Tokens outside of a row's cache slots are dropped.
         """
         rows, steps, slots = shape
         if not rows * steps:

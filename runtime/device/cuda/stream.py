@@ -10,9 +10,8 @@ _EARLY_S, _PATIENCE_S = 120e-6, 300e-6
 class CudaEvent:
     """A point in a stream; `timing` events can be subtracted.
 
-    A thread that waits sleeps: it is a step ahead of the device, and a processor that spins
-    would be missed by whatever else the machine runs. An event that is never closed is destroyed
-    with its context.
+    A thread that waits sleeps: it is a step ahead of the device, and other programs need the
+    processor on which it would spin. An event that is never closed is destroyed with its context.
     """
 
     def __init__(self, context: CudaContext, *, timing: bool = False) -> None:
@@ -35,14 +34,14 @@ class CudaEvent:
             raise self._driver.failure("cuEventRecord", status)
 
     def query(self) -> bool:
-        """Return True if everything before the event has ended; raises what the work raised."""
+        """Return True if all work before the event has ended; raises the error of that work."""
         (status,) = self._query(self.native)
         if status and int(status) != _NOT_READY:
             raise self._driver.failure("cuEventQuery", status)
         return not status
 
     def wait(self) -> None:
-        """Return when everything before the event has ended; raises what the work raised."""
+        """Return when all work before the event has ended; raises the error of that work."""
         (status,) = self._wait(self.native)
         if status:
             raise self._driver.failure("cuEventSynchronize", status)
@@ -89,7 +88,7 @@ class CudaStream:
         self._copy = self._driver.function("cuMemcpyAsync")
 
     def synchronize(self) -> None:
-        """Return when everything that was queued has ended; raises what it raised."""
+        """Return when all queued work has ended; raises the error of that work."""
         self._driver.call("cuStreamSynchronize", self.native)
 
     def copy_in(self, target: int, source: int, nbytes: int) -> None:

@@ -28,8 +28,8 @@ def bulk_upload(
 ) -> None:
     """Copy flat arrays to device addresses by way of pinned slots, which threads fill.
 
-    One thread reads what a file maps at a third of the speed at which the device takes it. All is
-    there, and the slots are given back, when this returns.
+    One thread reads a mapped file at a third of the speed at which the device takes it. When this
+    returns all bytes are on the device, and the slots are given back.
     """
     with undoing() as closing:
         memory = CudaMemory(context, pinned=slots * slot_bytes)

@@ -84,11 +84,11 @@ class CudaPendingPaths:
 
     @property
     def where(self) -> tuple[int, int, int, int]:
-        """Addresses of the walks' paths and tokens, the bytes between two of these, most nodes."""
+        """Addresses of the walks' paths and tokens, their stride in bytes, and most nodes."""
         return self._slot.where
 
     def result(self) -> list[AcceptedPath | None]:
-        """Wait and read, once; raises what the round raised."""
+        """Wait and read, once; raises the error of the round."""
         if self._paths is None:
             self._paths = self._read()
         return self._paths
@@ -118,9 +118,9 @@ class CudaPendingPaths:
 class TreeWalks:
     """Launches of the walks through the trees of all rows.
 
-    Tokens are sampled for all nodes, by all blocks, and a last launch follows them. Where all rows
-    are plainly greedy, the scan of the nodes follows them as well. Trees of so many nodes that
-    this takes longer are walked by one block a row, in one launch.
+    All blocks sample tokens for all nodes, and a last launch walks along them. If all rows are
+    plainly greedy the scan of the nodes does the walk as well. Trees with too many nodes for that
+    are walked by one block a row, in one launch.
     """
 
     def __init__(

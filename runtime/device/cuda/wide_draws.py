@@ -116,8 +116,8 @@ def _stage(row: SettingsRow) -> int:
 class WideDraws:
     """Launches of draws and log probabilities over the whole GPU.
 
-    What is summed are integers, and the weights of a unit are summed by themselves, so tokens do
-    not depend on the number of blocks.
+    Sums are of integers, and the weights of a unit are summed by themselves, so tokens do not
+    depend on the number of blocks.
     """
 
     def __init__(self, memory: CudaMemory, vocab_size: int, multiprocessors: int) -> None:
@@ -130,7 +130,7 @@ class WideDraws:
         self.arguments = WideArguments(works.address, ranges.address)
 
     def blocks(self, spots: int) -> int:
-        """Blocks of each of so many spots: one unit a warp, or as many turns as fit at once."""
+        """Number of blocks of each spot; a warp takes several units if not all blocks fit."""
         turns = -(-self._most * spots // self._room)
         return max(self._least, -(-self._most // turns))
 

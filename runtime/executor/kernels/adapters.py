@@ -117,7 +117,7 @@ class LoraMailbox:
         self._numbers = 0
 
     def use(self, address: int, tokens: int, width: int) -> tuple[int, int]:
-        """Begin a step: both buffers, one behind the other, are at `address`.
+        """Begin a step whose two buffers lie at `address`, one behind the other.
 
         Returns address and number of elements that must be reset before the first product; both 0
         for more tokens than the mailbox serves.
@@ -127,7 +127,7 @@ class LoraMailbox:
         return (address, self._numbers) if self._numbers else (0, 0)
 
     def next(self) -> MailboxBuffers:
-        """Swap the buffers and return those of the next product of a step."""
+        """Swap the buffers, and return them for the next product of a step."""
         self._places.reverse()
         place, cleared = self._places
         return MailboxBuffers(place, cleared, self._numbers)

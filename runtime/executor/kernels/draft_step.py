@@ -122,7 +122,7 @@ _FLOAT, _INDEX = 4, 8
 class DraftStep(DecoderStep):
     """The launches of an EAGLE-3 draft's steps: `export.draft_export` has them as a graph.
 
-    What is behind attention runs for the selected tokens alone.
+    Launches behind attention run for the selected tokens only.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class DraftStep(DecoderStep):
         """True if only the order of the logits is read: they stay logits."""
 
     def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
-        """Provide for steps of these shapes, and for none that need more; what they need."""
+        """Provide for steps of at most these shapes; returns the memory that they need."""
         every = list(shapes)
         self._most_kept = max(shape.batch * shape.select_len for shape in every)
         return super().provide(every)

@@ -23,7 +23,7 @@ from hearth.runtime.executor.engine import Binding, CapturedRun, IOTensor, physi
 from hearth.runtime.executor.kernels.attention import AttentionShape, plan_attention
 from hearth.runtime.executor.kernels.draft_step import DraftStep
 from hearth.runtime.executor.kernels.step import DecoderStep, StepShape
-from hearth.runtime.loading import Told, nobody
+from hearth.runtime.loading import ProgressCallback, no_progress
 from hearth.runtime.tensors.profiles import (
     InferenceDims,
     build_profiles,
@@ -80,13 +80,12 @@ class KernelsEngine:
         facts: GpuFacts | None = None,
         compiler: KernelCompiler | None = None,
         ranks_alone: bool = False,
-        told: Told = nobody,
+        progress: ProgressCallback = no_progress,
     ) -> "KernelsEngine":
         """Compile the kernels of a folder's engine and load them; its weights are bindings.
 
-        `facts` and `compiler` take the place of the GPU's own; `ranks_alone` and `told` are those
-        of `EngineOptions`. Raises `engine_incompatible` naming what kernels do not serve, and
-        `engine_corrupt`.
+        `facts` and `compiler` replace the ones of the GPU; `EngineOptions` has the other two.
+        Raises `engine_incompatible` naming a fact that kernels do not serve, and `engine_corrupt`.
         """
         layout = load_layout(folder)
         facts = facts or GpuFacts.of(device.context)
@@ -95,7 +94,7 @@ class KernelsEngine:
             undo.callback(programs.close)
             check_served(config, layout, facts)
             wanted = wanted_kernels(config, layout, registry, facts)
-            programs.load(wanted, compiler_threads(), told)
+            programs.load(wanted, compiler_threads(), progress)
             io_tensors = io_tensors_of(config, registry)
             kind = DraftStep if config.base_hidden_dim else DecoderStep
             step = kind(config, layout, io_tensors, programs, facts)
@@ -262,7 +261,7 @@ def step_shapes(config: LLMEngineRunnerConfig, facts: GpuFacts) -> Iterator[Step
 
 
 def fixed_shape(io: IOTensor) -> tuple[int, ...]:
-    """The shape of a binding that no dims decide; 1 where any size does."""
+    """The shape of a binding without dims; 1 for a size that is free."""
     return tuple(size if isinstance(size, int) else 1 for size in io.shape)
 
 

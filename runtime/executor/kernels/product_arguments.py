@@ -59,9 +59,9 @@ class NormConfig(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """A row-major matrix of `rows` outputs: device addresses of it and of what belongs to it.
+    """A row-major matrix of `rows` outputs: device addresses, 0 for a tensor that it does not have.
 
-    `bias`, of the engine's type, is added to the sums; 0 for none.
+    `bias`, of the engine's type, is added to the sums.
     """
 
     address: int
@@ -169,7 +169,7 @@ _INTEGERS = np.dtype(np.uint8)
 
 
 class WeightForm(NamedTuple):
-    """A matrix of an engine: its output rows, how they are stored, and what belongs to it."""
+    """A matrix of an engine: its output rows, its form, and the names of its other tensors."""
 
     rows: int
     form: Form
@@ -183,8 +183,8 @@ def weight_forms(
 ) -> dict[str, WeightForm]:
     """The matrices among an engine's bindings, by name.
 
-    Raises `engine_incompatible` naming one that kernels of the engine's type do not read, or whose
-    rows are not those that `config` says.
+    Raises `engine_incompatible` naming a matrix that kernels of the engine's type do not read, or
+    whose rows differ from `config`.
     """
     known = {one.name: one for one in io_tensors}
     found = {}

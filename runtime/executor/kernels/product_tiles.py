@@ -53,7 +53,7 @@ def norms_itself(inputs: int, tokens: int) -> bool:
 
 
 def columns_for(tokens: int) -> int | None:
-    """The columns of the narrow product for so many tokens; None where a wide one takes them."""
+    """Columns of the narrow product for a step of `tokens`; None if the wide product takes it."""
     return next((columns for columns in COLUMNS if columns >= tokens), None)
 
 

@@ -105,9 +105,9 @@ class _Chosen(NamedTuple):
 class Products:
     """Launches of matrix products of one engine, whose elements are of `dtype`.
 
-    Addresses are those of the device; x is the residual stream, float32 [tokens, inputs]. The sums
-    of a token do not depend on how many tokens there are, nor on the others. What an `adapter` adds
-    to a product comes before biases, the residual stream and SiLU.
+    Addresses are device addresses; x is the residual stream, float32 [tokens, inputs]. The sums of
+    a token depend neither on the number of tokens nor on the other tokens. The part of an `adapter`
+    is added to a product before biases, the residual stream and SiLU.
     """
 
     def __init__(self, programs: Kernels, facts: GpuFacts, dtype: np.dtype[Any]) -> None:
@@ -124,7 +124,7 @@ class Products:
         return 0 if norms_itself(inputs, tokens) else tokens * inputs * 2
 
     def use_scratch(self, address: int, rows: int = 0) -> None:
-        """Put the normed inputs of the launches to come, of a step of so many rows, there."""
+        """Put the normed inputs of coming launches, of a step of `rows` rows, at this address."""
         self._scratch, self._rows = address, rows
 
     def use_mailbox(self, address: int, tokens: int, width: int) -> tuple[int, int]:

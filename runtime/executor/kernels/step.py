@@ -119,7 +119,7 @@ class _Layer(NamedTuple):
 
 
 class DecoderStep:
-    """The launches of a decoder's steps, in order; `docs/kernels.md` says what they compute."""
+    """The launches of a decoder's steps, in order; see `docs/kernels.md`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class DecoderStep:
         self._most_tokens = self._most_partials = self._most_tickets = self._base = 0
 
     def provide(self, shapes: Iterable[StepShape]) -> StepMemory:
-        """Provide for steps of these shapes, and for none that need more; what they need."""
+        """Provide for steps of at most these shapes; returns the memory that they need."""
         for shape in shapes:
             batch, seq_len, kv_len, _ = shape
             partials = self._attention.scratch_bytes(batch, seq_len, kv_len)
@@ -162,7 +162,7 @@ class DecoderStep:
         return step_parts(self._config, tokens, normed=normed, partials=self._most_partials)
 
     def use_scratch(self, address: int) -> None:
-        """Keep there what is between the launches of the steps to come."""
+        """Keep values between the launches of coming steps in this scratch memory."""
         self._base = address
 
     def use_tickets(self, address: int) -> None:
@@ -264,7 +264,7 @@ class DecoderStep:
         *,
         staged: bool = False,
     ) -> tuple[Launch, ...]:
-        """Make the launches from what is projected of a layer to what is attended."""
+        """Make the launches of a layer from its projections to the output of attention."""
         return self._attention.launches(
             place["projected"],
             (at.get(layer.gains["q"], 0), at.get(layer.gains["k"], 0)),

@@ -239,7 +239,7 @@ def build_plan(
 ) -> Config:
     """Build `model.plan`, drop the graph, and return the configuration with the plan's record.
 
-    Raises what `run_builder` raises; the graph then stays.
+    Raises the errors of `run_builder`; the graph then stays.
     """
     facts = run_builder(options.python, plan_job(folder, config, options), progress)
     record = PlanRecord(

@@ -64,8 +64,8 @@ def test_offered_rows_get_places_and_run_to_their_end(harness: Harness) -> None:
     before, first, *_ = harness.heard
     assert (before.seq, before.placed, before.tokens) == (1, [7, 8], [])
     assert (len(harness.heard), rids_of(first)) == (4, [7, 8])
-    assert set(first.begun) == {7, 8}
-    assert asked - 5 < first.begun[7] <= first.ended
+    assert set(first.slot_times) == {7, 8}
+    assert asked - 5 < first.slot_times[7] <= first.ended
     assert [step.finished for step in harness.steps] == [[], [7], [8]]
     assert harness.tokens() == {7: [100, 101], 8: [100, 101, 102]}
 

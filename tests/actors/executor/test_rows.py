@@ -70,13 +70,13 @@ def test_tokens_are_told_first_ones_with_the_time_of_their_place() -> None:
     rows.record(prefill())
     assert rows.take_output() is None
     result = prefill(RowToken(20, 8), RowToken(30, 9))
-    result.begun, result.cached = {20: 0.5, 30: 0.5}, {30: 64}
+    result.slot_times, result.cached = {20: 0.5, 30: 0.5}, {30: 64}
     first = told(rows, result)
     assert (first.incarnation, first.tokens, first.ended) == (3, result.tokens, 1.0)
-    assert (first.begun, first.cached) == ({20: 0.5, 30: 0.5}, {30: 64})
+    assert (first.slot_times, first.cached) == ({20: 0.5, 30: 0.5}, {30: 64})
     second = told(rows, decode(RowToken(20, 4)))
     assert (second.number, second.tokens) == (first.number + 1, [RowToken(20, 4)])
-    assert (second.begun, second.cached) == ({}, {})
+    assert (second.slot_times, second.cached) == ({}, {})
 
 
 def test_rows_that_end_or_fail_go_on_no_more() -> None:
@@ -115,7 +115,7 @@ def test_a_round_gives_a_row_several_tokens_and_ends_it_with_the_last() -> None:
         rounds=[RowRound(10, 8, 3), RowRound(30, 5, 1)],
     )
     output = told(rows, result)
-    assert (output.tokens, output.rounds, output.begun) == (result.tokens, result.rounds, {})
+    assert (output.tokens, output.rounds, output.slot_times) == (result.tokens, result.rounds, {})
     assert (output.finished, list(rows)) == ([10], [30])
 
 

@@ -63,7 +63,7 @@ class ImageSimulation(Simulation):
             self._give_back([*self._dead, *self._under_way.values()])
             self._dead = []
             self._under_way.clear()
-            self._apply(self.policy.images_told(EncoderReady("w"), self.now))
+            self._apply(self.policy.update_images(EncoderReady("w"), self.now))
 
         self.at(when, action)
 
@@ -72,7 +72,7 @@ class ImageSimulation(Simulation):
             self._encoder += 1
             self._dead += self._under_way.values()
             self._under_way.clear()
-            self._apply(self.policy.images_told(EncoderLost("killed"), self.now))
+            self._apply(self.policy.update_images(EncoderLost("killed"), self.now))
 
         self.at(when, action)
         self.encoder_ready(ready_again)
@@ -139,7 +139,7 @@ class ImageSimulation(Simulation):
             told = Patched(work.number, ImageTimes())
         self._patched[work.number] = work
         self._give_back([work])
-        self._apply(self.policy.images_told(told, self.now))
+        self._apply(self.policy.update_images(told, self.now))
         self._work()
 
     def _run_tower(self, number: int) -> None:
@@ -152,7 +152,7 @@ class ImageSimulation(Simulation):
             if executor is self.executor:
                 self._give_back([self._towers.pop(number)])
                 told = Encoded(number, ImageTimes(engine_s=self._encode_s))
-                self._apply(self.policy.images_told(told, self.now))
+                self._apply(self.policy.update_images(told, self.now))
 
         self.at(self.now + self._encode_s, action)
 

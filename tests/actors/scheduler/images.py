@@ -89,7 +89,7 @@ class Harness:
             self.does(self.policy.submit(message, self.now))
 
     def hear(self, message: Any) -> None:
-        self.does(self.policy.images_told(message, self.now))
+        self.does(self.policy.update_images(message, self.now))
 
     def encode(self, number: int) -> None:
         self.hear(Encoded(number, TIMES))

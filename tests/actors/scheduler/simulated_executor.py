@@ -100,7 +100,7 @@ class SimulatedExecutor:
             if ends:
                 del self.rows[row.rid]
         if tokens:
-            self.state.generate(tokens, ended, placed)
+            self.state.record_tokens(tokens, ended, placed)
         self._say()
 
     def _say(self) -> None:

@@ -204,7 +204,7 @@ class Simulation:
             assert load.queued <= self.settings.queue_requests + self.limits.max_batch
         assert load.running <= load.places
         running = self.policy._running
-        assert len(running.scheduled) <= running.slots
+        assert len(running.offered) <= running.slots
         assert running.unplaced <= 2 * running.slots
         if self.settings.batching == "synchronous":
             assert len(running) <= running.slots

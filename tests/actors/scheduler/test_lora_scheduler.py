@@ -55,7 +55,7 @@ def test_a_long_reply_gives_way_once_its_turn_is_over_and_goes_on_behind() -> No
     assert len(simulation.outcomes[1].tokens) == 100
 
 
-def test_the_next_are_lined_up_before_the_last_has_been_heard_of() -> None:
+def test_the_next_are_offered_before_the_last_has_been_heard_of() -> None:
     simulation = Simulation(SETTINGS, limits=ONE_ROW, lag_s=0.1)
     simulation.arrive(0.0, submit(1, tokens=100, adapter="a"))
     simulation.arrive(0.1, submit(2, tokens=10, adapter="b"))
@@ -114,7 +114,7 @@ def test_a_row_that_got_its_place_at_the_end_of_a_turn_gives_way_as_the_others()
     policy.tick(0.0)
     policy.update(output(placed=[1]), 0.0)
     policy.tick(0.0)
-    policy.update(output(begun={1: 0.0}), 0.01)
+    policy.update(output(slot_times={1: 0.0}), 0.01)
     wanted = schedule_of(policy.tick(0.6))
     assert (wanted.rows, wanted.preempted) == ([3], [1])
     policy.update(output(preempted={1: [7]}), 0.6)

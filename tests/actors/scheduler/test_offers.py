@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.actors.scheduler.lookahead import BatchingDelay
+from hearth.actors.scheduler.offers import BatchingDelay
 from hearth.actors.scheduler.policy import RESEND_S, SchedulerPolicy
 from hearth.actors.settings import PolicySettings, Reloadable
 from tests.actors.scheduler.simulation import (

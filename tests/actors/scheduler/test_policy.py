@@ -474,7 +474,7 @@ def test_a_client_that_floods_does_not_hold_up_another() -> None:
         simulation.arrive((rid - 999) * 0.3, submit(rid, client=2, tokens=20))
     simulation.run()
     waits = [simulation.outcomes[rid].wait for rid in range(1000, 1010)]
-    # One turnover of the harness: the rows that were lined up ahead give way.
+    # One turnover of the harness: the rows that were offered ahead give way.
     assert max(waits) <= 20 * STEP_S + 3 * STEP_S
     assert simulation.outcomes[499].wait > 10
 

@@ -247,7 +247,7 @@ def test_a_request_that_is_cancelled_while_there_is_no_executor_is_gone() -> Non
     assert desk.offer() == {}
 
 
-def test_a_suspect_that_is_lined_up_is_left_there_whatever_else_is_told() -> None:
+def test_a_suspect_that_is_offered_is_left_there_whatever_else_is_told() -> None:
     desk = Desk()
     desk.ask(POISON)
     desk.run()
@@ -283,6 +283,18 @@ def test_the_house_empties_for_a_suspect_within_two_seconds() -> None:
     assert desk.policy.tick(placed + 1.9) == []
     assert desk.policy.next_wake() == placed + 2.0
     assert schedule_of(desk.policy.tick(placed + 2.0)).preempted == desk.rows
+
+
+def test_rows_that_prefill_leave_for_a_suspect_with_the_others() -> None:
+    desk = Desk()
+    desk.ask(POISON)
+    desk.run()
+    desk.die()
+    desk.ask(INNOCENT, OTHER)
+    desk.run()
+    desk.tell(slot_times={desk.rows[0]: desk.now})
+    desk.ask(POISON)
+    assert schedule_of(desk.policy.tick(desk.now + 2.0)).preempted == desk.rows
 
 
 def entry(rid: int, token: int = 1, seed: int | None = None, max_tokens: int = 8) -> RequestState:

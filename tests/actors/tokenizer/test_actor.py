@@ -466,11 +466,11 @@ async def test_that_an_executor_died_is_heard_behind_all_it_told_and_nothing_mor
             made.mail.post(message)
         heard = [await made.scheduler.receive() for _ in range(4)]
         assert heard == [placed, ExecutorLost("it died"), another, again]
-        first = output(2, tokens=[RowToken(2, a)], ended=2.0, begun={2: 1.5})
+        first = output(2, tokens=[RowToken(2, a)], ended=2.0, slot_times={2: 1.5})
         made.mail.post(first)
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
-        assert ([row.rid for row in deltas.rows], deltas.placed) == ([2], {2: 1.5})
+        assert ([row.rid for row in deltas.rows], deltas.slot_times) == ([2], {2: 1.5})
 
 
 async def test_of_a_step_the_scheduler_hears_what_is_not_tokens_alone(
@@ -478,11 +478,11 @@ async def test_of_a_step_the_scheduler_hears_what_is_not_tokens_alone(
 ) -> None:
     (a,) = tokenizer.encode("a")
     async with harness(tokenizer) as made:
-        for changes in ({}, {"begun": {1: 0.1}}):
+        for changes in ({}, {"slot_times": {1: 0.1}}):
             made.mail.post(stepped([RowToken(1, a)], **changes))
         told = await made.scheduler.receive()
         assert isinstance(told, StepOutput)
-        assert (told.begun, told.tokens) == ({1: 0.1}, [])
+        assert (told.slot_times, told.tokens) == ({1: 0.1}, [])
 
 
 async def test_a_client_that_has_gone_is_told_of_behind_all_that_it_asked(
@@ -501,7 +501,7 @@ async def test_what_the_prefix_cache_gave_is_told_beside_the_text(tokenizer: Tok
     async with harness(tokenizer) as made:
         made.mail.post(prepare(1))
         await made.scheduler.receive()
-        made.mail.post(stepped([RowToken(1, a)], begun={1: 1.5}, cached={1: 32}))
+        made.mail.post(stepped([RowToken(1, a)], slot_times={1: 1.5}, cached={1: 32}))
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert deltas.cached == {1: 32}

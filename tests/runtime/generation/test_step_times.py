@@ -61,13 +61,13 @@ def test_each_row_pays_for_the_prefill_of_its_own_time() -> None:
     times.prefill.record(8, 0.5)
     assert first.paid_from == inf
     second.reused = third.reused = 32
-    assert times.begun(rows, [RowToken(5, 1)]) == ({5: first.placed}, {})
+    assert times.first_tokens(rows, [RowToken(5, 1)]) == ({5: first.placed}, {})
     times.generation.record(1, 0.25)
     times.admitted([second, third])
     times.prefill.record(8, 0.125)
     # What the others pay for meanwhile is no debt of the first.
     tokens = [RowToken(3, 1), RowToken(9, -1, error="non_finite")]
-    assert times.begun(rows, tokens) == ({3: second.placed, 9: third.placed}, {3: 32})
+    assert times.first_tokens(rows, tokens) == ({3: second.placed, 9: third.placed}, {3: 32})
     assert (first.paid_from, second.paid_from) == (0.5, 0.375)
     assert first.placed <= second.placed == third.placed
 

@@ -124,7 +124,7 @@ def test_a_page_is_handed_over_when_its_copy_has_ended(
     (page,) = pages([1])
     page.on_disk = True
     disk.write(page, Place("device", 0))
-    disk.turn()
+    disk.poll()
     assert disk.read(page) is None
     device.go_on()
     assert disk.read(page) == bytes(disk._pool.page_bytes)

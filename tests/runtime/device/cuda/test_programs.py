@@ -96,7 +96,9 @@ def test_how_many_kernels_are_compiled_is_told_where_some_are_missing(
         wanted.kernel("gemm/gemv", "narrow", Config(number))
     compiler = FakeCompiler(*(source_of("gemm/gemv", Config(one)) for one in range(known)))
     made = programs(api, compiler)
-    made.load(wanted.requests, threads=2, told=lambda stage, share: heard.append((stage, share)))
+    made.load(
+        wanted.requests, threads=2, progress=lambda stage, share: heard.append((stage, share))
+    )
     missing = 3 - known
     shares = [("compiling", done / missing) for done in range(missing + 1)] if missing else []
     assert heard == ([*shares, ("opening", None)] if missing else [])

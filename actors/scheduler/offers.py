@@ -14,11 +14,11 @@ class BatchingDelay:
     """Choice of the time that an idle executor waits for more rows; no clock, no I/O.
 
     A window opens when a request could start, and lasts `fill_wait_s`. Waiting costs the first
-    request that time. Not waiting costs those that come within the window a whole batch, of which
-    they are not part, but `hold_s` at most. So waiting pays while the share of windows in which
-    others come, times the mean length of a batch, is more than `fill_wait_s`. Until experience says
-    otherwise others come in every window, and a batch takes `hold_s`. A batch is the time from one
-    idle moment to the next; rows that join lose less of it, a step and a prefill of their own.
+    request that time. Not waiting costs the requests that come within the window a whole batch,
+    but `hold_s` at most. So waiting pays if the share of windows in which more requests come, times
+    the mean length of a batch, is more than `fill_wait_s`. The first estimates are that more
+    requests come in every window, and that a batch takes `hold_s`. A batch lasts from one idle
+    moment to the next; rows that join it lose less, a step and a prefill of their own.
     """
 
     def __init__(self, settings: Reloadable[PolicySettings]) -> None:
@@ -59,8 +59,8 @@ class BatchingDelay:
         self._closes = None
 
 
-class Lookahead:
-    """Choice of the rows to schedule at the executor, and of an idle one's start; no I/O."""
+class Offers:
+    """Choice of the rows to offer to the executor, and of the time to start an idle one; no I/O."""
 
     def __init__(
         self,
@@ -84,15 +84,15 @@ class Lookahead:
         self._delay.arrived(now)
 
     def executor_ready(self, now: float) -> None:
-        """Schedule rows from now on: an executor waits for them."""
+        """Offer rows from now on: an executor waits for them."""
         self._open, self._fill_from = True, now
 
     def executor_retires(self) -> None:
-        """Schedule no rows for an executor that retires; they wait for the next one."""
+        """Offer no rows to an executor that retires; they wait for the next one."""
         self._open = False
 
     def executor_lost(self, now: float) -> None:
-        """Schedule no rows until the next executor is ready."""
+        """Offer no rows until the next executor is ready."""
         self._open, self._begun = False, None
         self._lora.emptied(now)
 
@@ -116,10 +116,10 @@ class Lookahead:
         return opened if full else opened + self._delay.wait_s
 
     def fill(self, now: float) -> None:
-        """Schedule the rows that are next, as many as there are slots beyond those placed.
+        """Offer the rows that are next, as many as there are slots beyond the placed rows.
 
-        At that bound, a row ordered before the last of them replaces it. As many again may be on
-        their way back: a busy executor answers at its next step.
+        At that bound, a row ordered before the last offered one replaces it. As many rows again may
+        be on their way back: a busy executor answers at its next step.
         """
         running, queue, opened = self._running, self._queue, self._opened()
         if opened is None:
@@ -130,7 +130,7 @@ class Lookahead:
         else:
             self._lora.begin()
         added = 0
-        ahead, room = running.scheduled, 2 * running.slots - running.unplaced
+        ahead, room = running.offered, 2 * running.slots - running.unplaced
         while added < room and not running.closed:
             if (found := running.next_of(self._lora.heads, now)) is None:
                 break
@@ -143,7 +143,7 @@ class Lookahead:
                     break
                 withdraw([ahead.pop()])
             queue.remove(first.rid)
-            first.line_up(arrival, order, alone=alone)
+            first.offer(arrival, order, alone=alone)
             running.add(first)
             added += 1
         if opened is not None:
