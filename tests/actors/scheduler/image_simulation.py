@@ -144,7 +144,10 @@ class ImageSimulation(Simulation):
 
     def _run_tower(self, number: int) -> None:
         executor = self.executor
-        assert executor is not None, "nothing is sent to a dead executor"
+        if executor is None:
+            # Its death is not known yet: what is sent meanwhile is lost with it.
+            assert self._lag_s, "nothing is sent to a dead executor"
+            return
         self._towers[number] = work = self._patched.pop(number)
         self._write(work)
 
