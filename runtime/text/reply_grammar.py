@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.grammar import json_term, regex_term
-from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool
+from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, takes_one_call
 from hearth.runtime.text.reply_format import CallForm
 from hearth.runtime.text.reply_parser import types_of
 from hearth.runtime.text.tokenizer import Tokenizer
@@ -213,7 +213,7 @@ class _Writer:
         called = f"{choice} {self._mark(form.call[1].rstrip())}"
         opens = (form.section[0] + form.call[0]).lstrip().removeprefix(begun)
         again = f"{self._mark(form.separator)} {self._mark(form.call[0])} {called}"
-        more = f" ({again})*" if conversation.parallel_tool_calls else ""
+        more = "" if takes_one_call(conversation) else f" ({again})*"
         close = self._mark(form.section[1].rstrip())
         return self.rule("calls", f"{self._mark(opens)} {called}{more} {close}".strip())
 

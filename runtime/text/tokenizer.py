@@ -463,12 +463,16 @@ class Tokenizer:
 
         Markers come from the template alone, which puts one for each part that is no text; what
         turns, tools, names and arguments spell stays text, but for plain ones in text of the
-        model's own turns. Raises `unsupported_option` when the model has no chat template,
-        `invalid_value`, with the field, for what `check_conversation` refuses and when the turns
-        do not fit the template.
+        model's own turns. Raises `unsupported_option` when the model has no chat template or it
+        does not read a variable, `invalid_value`, with the field, for what `check_conversation`
+        refuses and when the turns do not fit the template.
         """
         check_conversation(conversation)
         template = self._template_for(conversation)
+        if unread := conversation.variables.keys() - template.variables:
+            field = f"template.{min(unread)}"
+            what = f"the model's chat template has no variable {min(unread)}: leave it out"
+            raise HearthError("unsupported_option", what, field)
         escape = self._special.escape()
         tools = [] if conversation.tool_choice == "none" else conversation.tools
         messages = template_messages(conversation, template, escape)

@@ -94,6 +94,8 @@ def test_one_call_or_several(folder: Path, accepts: Accepts, name: str) -> None:
     assert accepts(reply_grammar(tokenizer, asked(tool_choice="required")), two)
     alone = asked(tool_choice="required", parallel_tool_calls=False)
     assert not accepts(reply_grammar(tokenizer, alone), two)
+    twice = spell(shape, [("light", {"text": "a"}), ("light", {"text": "b"})])
+    assert not accepts(reply_grammar(tokenizer, asked(tool_choice="=light")), twice)
 
 
 @pytest.mark.parametrize("name", FORMS)
