@@ -455,19 +455,20 @@ class Tokenizer:
         return self._encode(text, special=True, add=False)
 
     def encode_pairs(self, turns: Iterable[tuple[str, str]]) -> list[int]:
-        """Ids of a conversation of (role, text) alone; raises as `encode_chat`."""
-        return self.encode_chat(plain_conversation(turns)).ids
+        """Ids of a conversation of (role, text) alone; it is checked, then encoded."""
+        conversation = plain_conversation(turns)
+        check_conversation(conversation)
+        return self.encode_chat(conversation).ids
 
     def encode_chat(self, conversation: Conversation) -> EncodedChat:
-        """Ids of a conversation, ready for the model's answer.
+        """Ids of a conversation that `check_conversation` has passed, ready for the answer.
 
         Markers come from the template alone, which puts one for each part that is no text; what
         turns, tools, names and arguments spell stays text, but for plain ones in text of the
         model's own turns. Raises `unsupported_option` when the model has no chat template or it
-        does not read a variable, `invalid_value`, with the field, for what `check_conversation`
-        refuses and when the turns do not fit the template.
+        does not read a variable, with the field, and `invalid_value` when the turns do not fit the
+        template.
         """
-        check_conversation(conversation)
         template = self._template_for(conversation)
         if unread := conversation.variables.keys() - template.variables:
             field = f"template.{min(unread)}"
