@@ -370,8 +370,8 @@ def _mismatch(what: str) -> HearthError:
     )
 
 
-class EncodedChat(NamedTuple):
-    """Token ids of a conversation; `in_reasoning` where the template began to reason by itself."""
+class EncodedPrompt(NamedTuple):
+    """Token ids of a prompt; `in_reasoning` where the template began to reason by itself."""
 
     ids: list[int]
     in_reasoning: bool = False
@@ -460,7 +460,7 @@ class Tokenizer:
         check_conversation(conversation)
         return self.encode_chat(conversation).ids
 
-    def encode_chat(self, conversation: Conversation) -> EncodedChat:
+    def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
         """Ids of a conversation that `check_conversation` has passed, ready for the answer.
 
         Markers come from the template alone, which puts one for each part that is no text; what
@@ -494,7 +494,7 @@ class Tokenizer:
             spelled = self._special.spell(rendered, escape, torn=torn)
             ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
             if ids is not None:
-                return EncodedChat(ids, self._opens_reasoning(rendered))
+                return EncodedPrompt(ids, self._opens_reasoning(rendered))
         raise HearthError(
             "invalid_value",
             "a message has text that this model can read only as a marker: leave it out",
