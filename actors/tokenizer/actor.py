@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -57,6 +57,7 @@ from hearth.runtime.text.reply_grammar import (
     enforced_schemas,
     reply_grammar,
 )
+from hearth.runtime.text.tokenizer import EncodedPrompt
 
 SEND_TIMEOUT_S = 10.0
 """Seconds for which a send to scheduler or front door may wait before it is given up."""
@@ -125,14 +126,6 @@ class _Lane:
         requests = self._waiting.pop(client, None)
         if requests is not None:
             self._waiting[client] = requests
-
-
-class _Prompt(NamedTuple):
-    """Token ids of a prompt, its images, and whether it ends inside reasoning."""
-
-    ids: list[int]
-    images: Sequence[PromptImage] = ()
-    in_reasoning: bool = False
 
 
 class TokenizerActor:
@@ -284,7 +277,7 @@ class TokenizerActor:
             await self._answer(_as_failed(message.rid, error))
 
     async def _submit(self, message: Request, lane: _Lane) -> None:
-        prompt = await self._read(message)
+        prompt, images = await self._read(message)
         grammar = await self._grammar(message, in_reasoning=prompt.in_reasoning)
         # From here on a cancel goes behind it.
         if not lane.remove(message.rid):
@@ -296,7 +289,7 @@ class TokenizerActor:
             message,
             token_ids=prompt.ids,
             encoded=time.monotonic(),
-            images=[*prompt.images],
+            images=images,
             options=structs.replace(message.options, grammar=grammar),
         )
         # Both before the scheduler knows of it, so that no token can come too early.
@@ -327,7 +320,7 @@ class TokenizerActor:
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
         if ids is None:
-            found = await self._read(request)
+            found, _ = await self._read(request)
             await self._answer(Converted(request.rid, tokens=found.ids))
             return
         text = await _run(
@@ -335,29 +328,27 @@ class TokenizerActor:
         )
         await self._answer(Converted(request.rid, text=text))
 
-    async def _read(self, message: Request | Convert) -> _Prompt:
+    async def _read(self, message: Request | Convert) -> tuple[EncodedPrompt, list[PromptImage]]:
         """The prompt of a request, with its images if it is to be submitted."""
         text = message.prompt if isinstance(message, Request) else message.text
         if text is not None:
             field = "prompt" if isinstance(message, Request) else "text"
             encode = partial(self._tokenizer.encode, text, field)
-            return _Prompt(await _run(encode, long=len(text) >= _LONG_TEXT))
+            return EncodedPrompt(await _run(encode, long=len(text) >= _LONG_TEXT)), []
         conversation, visuals = message.chat or Conversation([]), message.visuals
         turns = conversation.turns
         letters = _letters(conversation)
         long = letters >= _LONG_TEXT or has_tools(conversation)
         if not visuals and not any(turn.parts for turn in turns):
-            encoded = await _run(lambda: self._tokenizer.encode_chat(conversation), long=long)
-            return _Prompt(encoded.ids, in_reasoning=encoded.in_reasoning)
+            return await _run(lambda: self._tokenizer.encode_chat(conversation), long=long), []
         if (images := self._images) is None:
             raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
         prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
         if isinstance(message, Convert):
-            return _Prompt(prompt.ids)
+            return prompt.encoded, []
         digested = _size(message) - letters
         works = partial(images.works, prompt, visuals)
-        shown = await _run(works, long=digested >= _LONG_TEXT)
-        return _Prompt(prompt.ids, shown, in_reasoning=prompt.in_reasoning)
+        return prompt.encoded, await _run(works, long=digested >= _LONG_TEXT)
 
     async def _grammar(self, request: Request, *, in_reasoning: bool) -> str:
         """The grammar of what a request asks of its reply, checked; "" where that is nothing."""

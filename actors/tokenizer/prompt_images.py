@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,20 +12,17 @@ from hearth.runtime.errors import HearthError
 from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation
+from hearth.runtime.text.tokenizer import EncodedPrompt
 from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision_config import VisionConfig
 
 
-class MultimodalPrompt(msgspec.Struct, frozen=True):
-    """Token ids of a conversation, and layout and placeholder spans of each of its visuals.
+class MultimodalPrompt(NamedTuple):
+    """A conversation as a prompt, and layout and placeholder spans of each of its visuals."""
 
-    `in_reasoning` is that of `EncodedChat`.
-    """
-
-    ids: list[int]
+    encoded: EncodedPrompt
     layouts: list[ImageLayout]
     spans: list[tuple[ImageSpan, ...]]
-    in_reasoning: bool = False
 
 
 class PromptImages:
@@ -58,10 +56,10 @@ class PromptImages:
             VisionInput([one.picture for one in visual.frames], visual.times) for visual in visuals
         ]
         layouts = [self._layout(number, one) for number, one in enumerate(vision_inputs)]
-        chat, spans = encode_conversation(
+        encoded, spans = encode_conversation(
             self._tokenizer, conversation, vision_inputs, layouts, self._config
         )
-        return MultimodalPrompt(chat.ids, layouts, spans, chat.in_reasoning)
+        return MultimodalPrompt(encoded, layouts, spans)
 
     def works(self, prompt: MultimodalPrompt, visuals: Sequence[Visual]) -> list[PromptImage]:
         """The visuals with their keys, which are digests of all of their bytes.

@@ -11,6 +11,7 @@ from msgspec import structs
 from hearth.actors.messages import Failed, ReplyEnd, Request, RowDelta
 from hearth.runtime.request import RowToken
 from hearth.runtime.text import ReplyReader, Tokenizer
+from hearth.runtime.text.conversation import takes_one_call
 from hearth.runtime.text.reply_reader import ReplyPieces
 from hearth.runtime.text.stream import TokenBytes
 
@@ -48,7 +49,7 @@ class TextStreams:
         `in_reasoning` is that of its prompt.
         """
         reader = _reader(self._tokenizer, request, in_reasoning=in_reasoning)
-        one_call = request.chat is not None and not request.chat.parallel_tool_calls
+        one_call = request.chat is not None and takes_one_call(request.chat)
         spelt = self._bytes if "token_bytes" in request.features else None
         self._open[request.rid] = _Reply(reader, self._ends, spelt, one_call=one_call)
 
@@ -114,7 +115,7 @@ class _Reply:
             self._add(delta, self._reader.finish())
         if self._reader.stopped:
             finish, delta.stop_string = "stop", self._reader.stop_string or ""
-        elif finish == "stop" and self._called:
+        if finish == "stop" and self._called:
             finish = "tool_calls"
         delta.finish = finish
         return delta

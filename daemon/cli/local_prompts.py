@@ -47,8 +47,10 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, chat: Conversation | Non
 
 
 def with_turn(chat: Conversation, turn: Turn) -> Conversation:
-    """The conversation with one turn more."""
-    return structs.replace(chat, turns=[*chat.turns, turn])
+    """The conversation with one turn more; raises as `check_conversation`."""
+    found = structs.replace(chat, turns=[*chat.turns, turn])
+    check_conversation(found)
+    return found
 
 
 def grammar_of(tokenizer: Tokenizer, prompt: LocalPrompt, form: ResponseFormat | None) -> str:

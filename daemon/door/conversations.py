@@ -33,9 +33,8 @@ def conversation_of(message: Generate | Tokenize) -> Conversation | None:
     if message.messages is None:
         return None
     choice = message.tool_choice
-    names: dict[str, str] = {}
     return Conversation(
-        [_turn(turn, names) for turn in message.messages],
+        [_turn(turn) for turn in message.messages],
         [Tool(one.name, one.description, one.parameters, one.strict) for one in message.tools],
         f"={choice.name}" if isinstance(choice, NamedTool) else choice,
         message.parallel_tool_calls,
@@ -131,13 +130,10 @@ def _wrong(field: str, reason: str) -> HearthError:
     return HearthError("invalid_value", f"{field} {reason}", field)
 
 
-def _turn(turn: Message, names: dict[str, str]) -> Turn:
-    """The turn of a message; `names` of called tools by their calls' ids, which it adds to."""
+def _turn(turn: Message) -> Turn:
     calls = [ToolCall(one.id, one.name, one.arguments) for one in turn.tool_calls]
-    names.update((one.id, one.name) for one in calls)
-    call_id = turn.tool_call_id or ""
     text, parts = _content(turn.content)
-    name = turn.name or names.get(call_id, "")
+    call_id, name = turn.tool_call_id or "", turn.name or ""
     return Turn(turn.role, text, parts, turn.reasoning, calls, call_id, name)
 
 

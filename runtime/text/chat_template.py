@@ -5,7 +5,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any, Protocol
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -80,6 +80,12 @@ class ChatTemplate:
         if self._wants_parts:
             messages = [{**one, "content": _as_parts(one["content"])} for one in messages]
         return self._render(messages, tools or None, variables or {}, escape, prompt=prompt)
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads before it sets them."""
+        parsed = self._template.environment.parse(self.source)
+        return frozenset(meta.find_undeclared_variables(parsed))
 
     @cached_property
     def knows_developer(self) -> bool:

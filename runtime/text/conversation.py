@@ -122,6 +122,11 @@ def has_tools(conversation: Conversation) -> bool:
     )
 
 
+def takes_one_call(conversation: Conversation) -> bool:
+    """Return True if a reply ends behind its first call: of a named tool, or none in parallel."""
+    return conversation.tool_choice[:1] == "=" or not conversation.parallel_tool_calls
+
+
 class JsonValues:
     """Checks JSON values of one request, which have `MAX_VALUES` values at most in all.
 

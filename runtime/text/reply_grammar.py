@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.grammar import json_term, regex_term
-from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool
+from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, takes_one_call
 from hearth.runtime.text.reply_format import CallForm
 from hearth.runtime.text.reply_parser import types_of
 from hearth.runtime.text.tokenizer import Tokenizer
@@ -65,20 +65,19 @@ def reply_grammar(
     strict = any(_holds(conversation, tool) for tool in tools)
     if response_format is None and budget is None and not strict and not forced:
         return None
-    reasons = bool(tokenizer.reply_format.reasoning[1])
-    if response_format is not None and response_format.kind == "lark" and not (tools or reasons):
-        return response_format.grammar
     writer = _Writer(tokenizer)
+    alone = not (tools or writer.reasons)
+    if response_format is not None and response_format.kind == "lark" and alone:
+        return response_format.grammar
     answer = "text" if response_format is None else writer.answer(response_format)
     if forced:
         body = writer.calls(tools, conversation)
-    elif tools and (strict or response_format is not None):
-        if response_format is None:
-            body = writer.lazily(tools, conversation)
-        else:
-            body = writer.rule("body", f"{answer} | {writer.calls(tools, conversation)}")
-    else:
+    elif not tools:
         body = answer
+    elif response_format is None:
+        body = writer.lazily(tools, conversation)
+    else:
+        body = writer.rule("body", f"{answer} | {writer.calls(tools, conversation)}")
     return writer.written(writer.after_reasoning(body, budget, in_reasoning=in_reasoning))
 
 
@@ -113,6 +112,16 @@ class _Writer:
         self._shape = tokenizer.reply_format
         self._rules: dict[str, str] = {}
         self._client = ""
+
+    @property
+    def reasons(self) -> bool:
+        """True if something may stand before the answer."""
+        return bool(self._shape.reasoning[1]) or self._channels is not None
+
+    @property
+    def _channels(self) -> CallForm | None:
+        form = self._shape.calls
+        return form if form is not None and form.kind == "channels" else None
 
     def rule(self, name: str, body: str) -> str:
         """Add a rule, under another name where it is taken."""
@@ -150,7 +159,7 @@ class _Writer:
             if not closed and (budget or in_reasoning):
                 text = "this model marks no reasoning that a budget could end"
                 raise HearthError("unsupported_option", text, "reasoning_budget")
-            return body
+            return body if self._channels is None else self._last(self._channels, body, budget)
         end = self._mark(closed)
         if budget is not None and not end.startswith("<["):
             text = "the end of this model's reasoning is no token that a budget could force"
@@ -168,6 +177,14 @@ class _Writer:
             return behind
         start = self._mark(opened)
         return f"gap? {start} {behind} | {body}" if start else body
+
+    def _last(self, form: CallForm, body: str, budget: int | None) -> str:
+        """`body` in the last of the messages of channels; those before it are reasoning."""
+        head = self._mark(form.key_open + form.head_close)
+        final = self._mark(form.key_open.replace("analysis", "final") + form.head_close)
+        between = self._mark(f"{form.section[1]}{form.section[0]}assistant")
+        before = "" if budget == 0 else f"({head} text {between})* "
+        return f"{before}{final} {body}"
 
     def lazily(self, tools: Sequence[Tool], conversation: Conversation) -> str:
         """Text in which calls begin where the model writes their first mark."""
@@ -213,7 +230,7 @@ class _Writer:
         called = f"{choice} {self._mark(form.call[1].rstrip())}"
         opens = (form.section[0] + form.call[0]).lstrip().removeprefix(begun)
         again = f"{self._mark(form.separator)} {self._mark(form.call[0])} {called}"
-        more = f" ({again})*" if conversation.parallel_tool_calls else ""
+        more = "" if takes_one_call(conversation) else f" ({again})*"
         close = self._mark(form.section[1].rstrip())
         return self.rule("calls", f"{self._mark(opens)} {called}{more} {close}".strip())
 

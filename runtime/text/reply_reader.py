@@ -18,8 +18,8 @@ class ReplyReader:
 
     Without `reply_format` all of it is text, as `TextStream` gives it. Calls are read where there
     are `tools`, which also type their arguments; a name that no tool has makes no call.
-    `in_reasoning` is that of the prompt (`EncodedChat`). What is no call is text: in full, or from
-    the character on where the arguments are none. White space next to marks goes with them. Raises
+    `in_reasoning` is that of `EncodedPrompt`. What is no call is text: in full, or from the
+    character on where the arguments are none. White space next to marks goes with them. Raises
     `invalid_value` for an empty stop string.
     """
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import structs
+
 from hearth.runtime.text.reply_format import CallForm, ReplyFormat
 
 _REASONING = ("thinking", "reasoning_content", "reasoning")
@@ -44,12 +46,11 @@ def _calls(field: Mapping[str, Any]) -> CallForm:
         arguments = _content_key(function["arguments"])
         if options.get("unquoted_keys") or options.get("string_delims"):
             raise ValueError(name)
-        keys = {"name_key": name, "arguments_key": arguments}
+        form = CallForm("json", call=section, name_key=name, arguments_key=arguments)
         if several:
-            return CallForm(
-                "json", (section[0] + "[", "]" + section[1]), separator=", ", **_text(keys)
-            )
-        return CallForm("json", call=section, **_text(keys))
+            listed = (section[0] + "[", "]" + section[1])
+            form = structs.replace(form, section=listed, call=("", ""), separator=", ")
+        return form
     # The name is a group of the opening mark, and the arguments are the content.
     before, group, after = opened
     if function["name"] != f"{{{group}}}" or function["arguments"] != "{content}":
@@ -72,10 +73,6 @@ def _calls(field: Mapping[str, Any]) -> CallForm:
         key_close=key_close,
         value_close=value_close,
     )
-
-
-def _text(keys: dict[str, str]) -> dict[str, Any]:
-    return dict(keys)
 
 
 def _content_key(placeholder: str) -> str:

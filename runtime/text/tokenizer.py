@@ -370,8 +370,8 @@ def _mismatch(what: str) -> HearthError:
     )
 
 
-class EncodedChat(NamedTuple):
-    """Token ids of a conversation; `in_reasoning` where the template began to reason by itself."""
+class EncodedPrompt(NamedTuple):
+    """Token ids of a prompt; `in_reasoning` where the template began to reason by itself."""
 
     ids: list[int]
     in_reasoning: bool = False
@@ -455,20 +455,25 @@ class Tokenizer:
         return self._encode(text, special=True, add=False)
 
     def encode_pairs(self, turns: Iterable[tuple[str, str]]) -> list[int]:
-        """Ids of a conversation of (role, text) alone; raises as `encode_chat`."""
-        return self.encode_chat(plain_conversation(turns)).ids
+        """Ids of a conversation of (role, text) alone; it is checked, then encoded."""
+        conversation = plain_conversation(turns)
+        check_conversation(conversation)
+        return self.encode_chat(conversation).ids
 
-    def encode_chat(self, conversation: Conversation) -> EncodedChat:
-        """Ids of a conversation, ready for the model's answer.
+    def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
+        """Ids of a conversation that `check_conversation` has passed, ready for the answer.
 
         Markers come from the template alone, which puts one for each part that is no text; what
         turns, tools, names and arguments spell stays text, but for plain ones in text of the
-        model's own turns. Raises `unsupported_option` when the model has no chat template,
-        `invalid_value`, with the field, for what `check_conversation` refuses and when the turns
-        do not fit the template.
+        model's own turns. Raises `unsupported_option` when the model has no chat template or it
+        does not read a variable, with the field, and `invalid_value` when the turns do not fit the
+        template.
         """
-        check_conversation(conversation)
         template = self._template_for(conversation)
+        if unread := conversation.variables.keys() - template.variables:
+            field = f"template.{min(unread)}"
+            what = f"the model's chat template has no variable {min(unread)}: leave it out"
+            raise HearthError("unsupported_option", what, field)
         escape = self._special.escape()
         tools = [] if conversation.tool_choice == "none" else conversation.tools
         messages = template_messages(conversation, template, escape)
@@ -489,7 +494,7 @@ class Tokenizer:
             spelled = self._special.spell(rendered, escape, torn=torn)
             ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
             if ids is not None:
-                return EncodedChat(ids, self._opens_reasoning(rendered))
+                return EncodedPrompt(ids, self._opens_reasoning(rendered))
         raise HearthError(
             "invalid_value",
             "a message has text that this model can read only as a marker: leave it out",

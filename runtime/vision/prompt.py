@@ -11,7 +11,7 @@ from hearth.runtime.image_processing.raw_frames import rate_of
 from hearth.runtime.image_processing.sizes import layout_of, video_layout
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture
 from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
-from hearth.runtime.text.tokenizer import EncodedChat, Tokenizer
+from hearth.runtime.text.tokenizer import EncodedPrompt, Tokenizer
 from hearth.runtime.vision_config import VisionConfig
 
 Encode = Callable[[str], list[int]]
@@ -161,7 +161,7 @@ def encode_conversation(
     vision_inputs: Sequence[VisionInput],
     layouts: Sequence[ImageLayout],
     config: VisionConfig,
-) -> tuple[EncodedChat, list[tuple[ImageSpan, ...]]]:
+) -> tuple[EncodedPrompt, list[tuple[ImageSpan, ...]]]:
     """Token ids of a conversation and the spans of each of its images and videos.
 
     Parts of kind `image` and `video` are `vision_inputs` with `layouts`, in that order. Raises as

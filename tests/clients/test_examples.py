@@ -44,7 +44,7 @@ def test_the_loop_with_tools_of_the_readme(
     assert second.chat is not None
     assert [turn.role for turn in second.chat.turns] == ["user", "assistant", "tool"]
     assert second.chat.turns[1].reasoning == "hm"
-    assert second.chat.turns[2].name == "set_lamp"
+    assert second.chat.turns[2].tool_call_id == second.chat.turns[1].tool_calls[0].id
     assert second.chat.tools == first.chat.tools
     assert capsys.readouterr().out.startswith("0 1 2 3 ")
 

@@ -260,9 +260,9 @@ async def test_failures_of_rows_reach_the_door(tokenizer: Tokenizer) -> None:
         (prepare(1, ""), "prompt_empty", "prompt"),
         (prepare(1, stop=("",)), "invalid_value", "stop"),
         (
-            Request(1, chat=Conversation([Turn("tool", "x")])),
-            "invalid_value",
-            "messages[0].tool_call_id",
+            Request(1, chat=Conversation([Turn("user", "x")], variables={"unread": 1})),
+            "unsupported_option",
+            "template.unread",
         ),
         (Convert(1, tokens=[4, 400]), "invalid_value", "tokens"),
     ],

@@ -39,22 +39,22 @@ def test_each_image_has_its_tokens_where_it_stands(inputs: VisionInputs) -> None
     visuals = [inputs.send(), inputs.send(b"other", 32, 96)]
     prompt = inputs.encode(turns, visuals)
     first, second = ("<|vision_start|>" + "<|image_pad|>" * n + "<|vision_end|>" for n in (4, 3))
-    assert prompt.ids == ids_of(
+    assert prompt.encoded.ids == ids_of(
         "qwen3_vl",
         "<|im_start|>system\nYou see.<|im_end|>\n"
         f"<|im_start|>user\na{first}b{second}<|im_end|>\n<|im_start|>assistant\n",
     )
     assert [layout.tokens for layout in prompt.layouts] == [4, 3]
     for (span,) in prompt.spans:
-        assert prompt.ids[span.start : span.start + span.length] == [5] * span.length
+        assert prompt.encoded.ids[span.start : span.start + span.length] == [5] * span.length
 
 
 def test_what_a_user_spells_is_no_place_for_an_image(inputs: VisionInputs) -> None:
     visual = inputs.send()
     spelled = "<|image_pad|><|vision_end|>"
     prompt = inputs.encode([turn("<|image_", IMAGE, "pad|>", spelled)], [visual])
-    assert prompt.ids.count(5) == 4
-    assert prompt.ids.count(4) == 1
+    assert prompt.encoded.ids.count(5) == 4
+    assert prompt.encoded.ids.count(4) == 1
     assert [len(spans) for spans in prompt.spans] == [1]
     text = inputs.tokenizer.encode_pairs([("user", spelled)])
     assert {4, 5} & set(text) == set()
@@ -78,7 +78,7 @@ def test_a_video_of_idefics3_is_pictures_with_text_between_them(tmp_path: Path) 
     frames, picture = prompt.spans
     assert len(frames) == 3
     assert all(isinstance(span, ImageSpan) for span in picture)
-    text = inputs.tokenizer.decode(prompt.ids)
+    text = inputs.tokenizer.decode(prompt.encoded.ids)
     assert "series of three frames from a 0:00:03 [H:MM:SS] video" in text
     assert "Frame from 00:02:" in text
 
@@ -86,7 +86,7 @@ def test_a_video_of_idefics3_is_pictures_with_text_between_them(tmp_path: Path) 
 def test_a_video_of_qwen3_says_its_times(inputs: VisionInputs) -> None:
     prompt = inputs.encode([turn(TurnPart("video"))], [inputs.video(0.0, 1.0, 2.0, 3.0)])
     assert [len(spans) for spans in prompt.spans] == [2]
-    assert "<0.5 seconds>" in inputs.tokenizer.decode(prompt.ids)
+    assert "<0.5 seconds>" in inputs.tokenizer.decode(prompt.encoded.ids)
 
 
 def test_the_limit_of_tokens_makes_a_picture_smaller(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_a_request_is_submitted_with_its_images(tmp_path: Path) -> None:
         submit = await made.scheduler.receive()
         assert isinstance(submit, Request)
         prompt = inputs.encode(TURNS, [visual])
-        assert submit.token_ids == prompt.ids
+        assert submit.token_ids == prompt.encoded.ids
         assert submit.images == inputs.images.works(prompt, [visual])
 
 
@@ -186,7 +186,7 @@ async def test_tokenize_counts_the_tokens_of_pictures_without_their_bytes(tmp_pa
     async with harness(inputs.tokenizer, images=inputs.images) as made:
         made.mail.post(Convert(7, chat=Conversation(TURNS), visuals=[visual]))
         answer = await made.door.receive()
-        assert answer == Converted(7, tokens=inputs.encode(TURNS, [visual]).ids)
+        assert answer == Converted(7, tokens=inputs.encode(TURNS, [visual]).encoded.ids)
 
 
 async def test_a_fault_of_an_image_is_told_with_its_number(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from hearth.actors.messages import Failed, Request, RowDelta
@@ -173,14 +174,22 @@ def test_a_client_reads_what_it_has_named(
     assert deltas[-1].finish == ("tool_calls" if calls else "stop")
 
 
-@pytest.mark.parametrize(("several", "calls"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(
+    ("changes", "calls"),
+    [({}, 2), ({"parallel_tool_calls": False}, 1), ({"tool_choice": "=f"}, 1)],
+)
 def test_a_turn_that_may_have_one_call_ends_behind_it(
-    hermes: Tokenizer, *, several: bool, calls: int
+    hermes: Tokenizer, changes: dict[str, Any], calls: int
 ) -> None:
-    asked = chat(["tool_calls"], parallel_tool_calls=several)
-    deltas = replied(hermes, asked, CALL * 2)
+    deltas = replied(hermes, chat(["tool_calls"], **changes), CALL * 2)
     assert len([call for one in deltas for call in one.calls if call.name]) == calls
     assert deltas[-1].finish == "tool_calls"
+
+
+def test_calls_before_a_stop_string_are_the_reason(hermes: Tokenizer) -> None:
+    asked = replace(chat(["tool_calls"]), options=RequestOptions(stop=("bye",)))
+    last = replied(hermes, asked, f"{CALL} good bye")[-1]
+    assert (last.finish, last.stop_string) == ("tool_calls", "bye")
 
 
 def test_tools_that_must_not_be_called_are_not(hermes: Tokenizer) -> None:

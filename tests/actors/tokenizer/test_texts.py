@@ -12,7 +12,7 @@ from hearth.actors.messages import Cancel, Convert, Converted, Failed, Request
 from hearth.actors.tokenizer import actor as module
 from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Turn
-from hearth.runtime.text.tokenizer import EncodedChat
+from hearth.runtime.text.tokenizer import EncodedPrompt
 from tests.actors.tokenizer.test_actor import harness, prepare
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
@@ -37,8 +37,8 @@ class Slow:
     def encode(self, text: str, field: str) -> list[int]:
         return self._after(len(text), self.inner.encode(text[:8], field))
 
-    def encode_chat(self, conversation: Conversation) -> EncodedChat:
-        return self._after(sum(len(one.content) for one in conversation.turns), EncodedChat([1]))
+    def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
+        return self._after(sum(len(one.content) for one in conversation.turns), EncodedPrompt([1]))
 
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
         return self._after(len(ids), self.inner.decode(ids[:8], skip_special=skip_special))

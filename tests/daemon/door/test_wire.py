@@ -225,7 +225,7 @@ def test_a_conversation_with_tools_becomes_what_the_tokenizer_is_asked() -> None
         [
             Turn("developer", "Be brief."),
             Turn("assistant", reasoning="hm", tool_calls=[ToolCall("c", "f", {"a": 1})]),
-            Turn("tool", tool_call_id="c", name="f"),
+            Turn("tool", tool_call_id="c"),
         ],
         [Tool("f", "d", {"type": "object"}, strict=True)],
         "=f",

@@ -29,6 +29,7 @@ STRICT = Tool("light", "Switches.", SCHEMA, strict=True)
 LOOSE = Tool("clock", "Tells.", {"type": "object", "properties": {"zone": {"type": "string"}}})
 ASKED = Conversation([Turn("user", "hi")], [STRICT, LOOSE])
 FORMS = sorted(set(KNOWN_FORMATS) - {"none", "gpt-oss"})
+REGEX = ResponseFormat("regex", grammar="a+")
 Accepts = Callable[[str | None, str], bool]
 
 
@@ -94,6 +95,8 @@ def test_one_call_or_several(folder: Path, accepts: Accepts, name: str) -> None:
     assert accepts(reply_grammar(tokenizer, asked(tool_choice="required")), two)
     alone = asked(tool_choice="required", parallel_tool_calls=False)
     assert not accepts(reply_grammar(tokenizer, alone), two)
+    twice = spell(shape, [("light", {"text": "a"}), ("light", {"text": "b"})])
+    assert not accepts(reply_grammar(tokenizer, asked(tool_choice="=light")), twice)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -136,7 +139,7 @@ def test_reasoning_ends_with_its_budget(folder: Path, accepts: Accepts, *, opene
     [
         (ResponseFormat("json_object"), '{"a": [1]}', "[1]"),
         (ResponseFormat("json_schema", SCHEMA), '{"text": "a"}', '{"text": 1}'),
-        (ResponseFormat("regex", grammar="a+"), "aaa", "b"),
+        (REGEX, "aaa", "b"),
         (ResponseFormat("lark", grammar='start: "x" y\ny: /[0-9]+/'), "x12", "xy"),
     ],
 )
@@ -155,6 +158,31 @@ def test_an_answer_has_its_form_behind_reasoning(
     assert accepts(grammar, right)
     assert accepts(grammar, spell(KNOWN_FORMATS["hermes"], [("light", {"text": "a"})]))
     assert not accepts(grammar, wrong)
+
+
+@pytest.mark.parametrize("form", [REGEX, ResponseFormat("lark", grammar="start: /a+/")])
+def test_an_answer_of_channels_has_its_form_in_the_last(
+    folder: Path, accepts: Accepts, form: ResponseFormat
+) -> None:
+    tokenizer = Tokenizer.open(folder, "gpt-oss")
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    grammar = reply_grammar(tokenizer, Conversation([]), form)
+    assert accepts(grammar, f"{thought}{final}aa")
+    assert accepts(grammar, f"{final}aa")
+    for wrong in ("aa", f"{thought}{final}b", f"{thought}aa"):
+        assert not accepts(grammar, wrong)
+    none = reply_grammar(tokenizer, Conversation([], reasoning_budget=0), form)
+    assert accepts(none, f"{final}aa")
+    assert not accepts(none, f"{thought}{final}aa")
+
+
+@pytest.mark.parametrize("name", [one for one in FORMS if KNOWN_FORMATS[one].reasoning[1]])
+def test_a_budget_leaves_calls_possible(folder: Path, accepts: Accepts, name: str) -> None:
+    tokenizer, shape = Tokenizer.open(folder, name), KNOWN_FORMATS[name]
+    grammar = reply_grammar(tokenizer, asked(tools=[LOOSE], reasoning_budget=4))
+    assert accepts(grammar, spell(shape, [("clock", {"zone": "x", "more": 1})]))
+    assert accepts(grammar, "plain")
 
 
 @pytest.mark.parametrize(

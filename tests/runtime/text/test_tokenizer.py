@@ -287,6 +287,15 @@ def test_a_user_s_text_does_not_open_reasoning(tmp_path: Path) -> None:
     assert opened.encode_chat(Conversation([Turn("user", "hi")])).in_reasoning
 
 
+def test_a_variable_that_the_template_does_not_read_is_refused(tmp_path: Path) -> None:
+    source = "{% if not think is defined %}{% set think = 1 %}{% endif %}{{ think }}"
+    tokenizer = open_tokenizer(tmp_path, byte_level(), source)
+    found = tokenizer.encode_chat(Conversation([], variables={"think": 2})).ids
+    assert tokenizer.decode(found) == "2"
+    with refused("unsupported_option", "template.thin"):
+        tokenizer.encode_chat(Conversation([], variables={"think": 2, "thin": 1}))
+
+
 def test_a_model_without_template_refuses_messages(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(tmp_path, byte_level(), None)
     with refused("unsupported_option", "messages"):
