@@ -14,7 +14,7 @@ from hearth.actors.settings import Level
 from hearth.runtime.images import ImageLayout, ImageSpan, Picture, Slot
 from hearth.runtime.request import FinishReason, RequestOptions, RowRequest, RowRound, RowToken
 from hearth.runtime.text.conversation import Conversation, ResponseFormat
-from hearth.runtime.text.reply_reader import CallPiece
+from hearth.runtime.text.reply_parser import CallPiece
 
 
 class ActorMessage(msgspec.Struct, tag_field="t", array_like=True, omit_defaults=True):

@@ -22,7 +22,7 @@ from hearth.bench.toy_daemon import connected
 from hearth.runtime.config import LLMEngineRunnerConfig, load_config
 from hearth.runtime.executor.simulated_engine import simulated_next_tokens
 from hearth.runtime.lora.adapter import simulated_shift
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import AsyncClient, HearthClientError
 
 _LETTERS = string.ascii_letters + string.digits + " .,?"

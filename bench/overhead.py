@@ -19,7 +19,7 @@ from hearth.daemon.own_daemon import own_daemon
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import RequestOptions
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import AsyncClient, Client
 
 PROMPT = "switch the light in the kitchen on and tell me the temperature of the living room"

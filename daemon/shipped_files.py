@@ -1,5 +1,7 @@
-"""Models, adapters and the picture that come with Hearth, found by their names."""
+"""Models, adapters and the picture that come with Hearth, by name; a home to show them in."""
 
+import json
+import re
 from pathlib import Path
 
 EXAMPLE_HOME = """You are Hearth, the assistant of this home.
@@ -11,6 +13,48 @@ Devices:
 - front door (lock, hall): unlocked
 - kitchen speaker (speaker, kitchen): paused
 - robot vacuum (vacuum, hall): docked"""
+
+
+_FORM = r"""start: PLAIN | action | "[" (action "," gap)* (action "]" | unlisted) | unlisted
+action: head (device DEVICE "\"")? ("," gap KEY ":" gap (TEXT | NUMBER | "true" | "false"))* "}"
+unlisted: head device OTHER ("\"" | " ...") " is not in the list"
+head: "{\"action\":" gap TEXT
+device: "," gap "\"device\":" gap "\""
+gap: " "?
+PLAIN: /[^{\[ \t\r\n](.|\n)*/
+DEVICE: /(<names>)/
+OTHER: /((<words>) )?[^ "\\\x00-\x1f]{1,12}/ & ~/(<begun>)/
+KEY: /"[a-z_]{1,32}"/ & ~/"(action|device)"/
+TEXT: /"([^"\\\x00-\x1f]|\\["\\]){0,64}"/
+NUMBER: /-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,4})?/
+"""
+
+
+def listed_devices(home: str) -> dict[str, str] | None:
+    """Form of replies in which no action names a device that `home` does not list; None for none.
+
+    A reply is text that begins with no bracket, an action or a list of actions. Where the model
+    names another device the object stays open, with a word of why: to force a listed name there
+    would act on the wrong device.
+    """
+    names = [_spelled(name) for name in re.findall(r"(?m)^- (.+) \([^()]*\):", home)]
+    if not names:
+        return None
+    split = [name.split(" ") for name in names]
+    parts = {
+        "names": names,
+        "words": [" ".join(words[:end]) for words in split for end in range(1, len(words) + 1)],
+        "begun": [name[:end] for name in names for end in range(1, len(name) + 1)],
+    }
+    form = _FORM
+    for part, texts in parts.items():
+        patterns = (re.escape(text).replace("/", r"\/") for text in dict.fromkeys(texts))
+        form = form.replace(f"<{part}>", "|".join(patterns))
+    return {"type": "lark", "grammar": form}
+
+
+def _spelled(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)[1:-1]
 
 
 _ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.daemon.configuration.settings import Settings
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.tensors.tensor import numpy_dtype
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.vision_config import VisionConfig, load_vision_config
 
 

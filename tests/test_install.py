@@ -85,6 +85,12 @@ def answers() -> dict[Cell, Answer]:
         return dict(zip(cells(), threads.map(resolve, cells()), strict=True))
 
 
+@pytest.mark.parametrize("extra", ["cpu", "cuda12", "cuda13", "tensorrt", "tensorrt-lean"])
+def test_each_engine_comes_with_what_holds_replies_to_a_form(extra: str) -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert set(extras["grammar"]) <= set(extras[extra])
+
+
 @pytest.mark.parametrize("cell", cells(), ids=lambda cell: "-".join(cell[:3]))
 def test_the_table_says_what_resolves(cell: Cell, answers: dict[Cell, Answer]) -> None:
     answer = answers[cell]

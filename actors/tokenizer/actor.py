@@ -49,7 +49,6 @@ from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
 from hearth.runtime.request import RowToken
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, has_tools
 from hearth.runtime.text.reply_format import ReplyFormat
 from hearth.runtime.text.reply_grammar import (
@@ -57,7 +56,7 @@ from hearth.runtime.text.reply_grammar import (
     enforced_schemas,
     reply_grammar,
 )
-from hearth.runtime.text.tokenizer import EncodedPrompt
+from hearth.runtime.text.tokenizer import EncodedPrompt, Tokenizer
 
 SEND_TIMEOUT_S = 10.0
 """Seconds for which a send to scheduler or front door may wait before it is given up."""

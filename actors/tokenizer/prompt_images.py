@@ -10,9 +10,8 @@ from hearth.actors.arena import Arena
 from hearth.actors.messages import ImageWork, PromptImage, Visual
 from hearth.runtime.errors import HearthError
 from hearth.runtime.images import DECODING, ImageLayout, ImageSpan
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation
-from hearth.runtime.text.tokenizer import EncodedPrompt
+from hearth.runtime.text.tokenizer import EncodedPrompt, Tokenizer
 from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision_config import VisionConfig
 

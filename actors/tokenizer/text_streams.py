@@ -10,10 +10,11 @@ from msgspec import structs
 
 from hearth.actors.messages import Failed, ReplyEnd, Request, RowDelta
 from hearth.runtime.request import RowToken
-from hearth.runtime.text import ReplyReader, Tokenizer
 from hearth.runtime.text.conversation import takes_one_call
-from hearth.runtime.text.reply_reader import ReplyPieces
+from hearth.runtime.text.reply_parser import ReplyPieces
+from hearth.runtime.text.reply_reader import ReplyReader
 from hearth.runtime.text.stream import TokenBytes
+from hearth.runtime.text.tokenizer import Tokenizer
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
 _SENTENCES = {

@@ -17,7 +17,7 @@ from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import AdapterAdded, AddAdapter
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.lora.adapter import projection_shapes
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 
 PROMPT_TOKENS = (5, 150)
 REPLY_TOKENS = (20, 180)

@@ -34,7 +34,7 @@ from hearth.bench.toy_daemon import NO_REUSE, given_or_toy, simulated_flags
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.own_daemon import own_daemon
 from hearth.runtime.config import load_config
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import Client
 from hearth_client.protocol import ExecutorReport
 

@@ -39,7 +39,7 @@ from hearth.daemon.own_daemon import own_daemon
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.files import cache_folder
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import AsyncClient
 
 FLOOR = "read bandwidth"

@@ -41,7 +41,7 @@ from hearth.runtime.options import (
     SpeculationOptions,
     check_speculation,
 )
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 
 PREFIXES = ("cpu", "kernels", "ort-cuda", "tensorrt")
 VERIFY_BATCHES = (1, 3, 8)

@@ -26,7 +26,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.grammar import GrammarCompiler, json_term
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 
 VOCABULARY = 151_936
 ROWS = 8

@@ -13,8 +13,8 @@ from hearth.daemon.cli.image_files import encode_files
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.vision.vision_runner import LocalEmbeddings
 
 _ROWS = 4

@@ -27,7 +27,8 @@ from hearth.daemon.cli.options import (
     template_option,
     tool_option,
 )
-from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.daemon.shipped_files import EXAMPLE_HOME, MODELS, listed_devices
+from hearth.runtime.packages import pip_install
 from hearth.runtime.request import RequestOptions, check_options
 from hearth_client import (
     CapacityExceeded,
@@ -39,6 +40,7 @@ from hearth_client import (
     PromptTooLong,
 )
 
+_SHIPPED = MODELS["home"].name
 _TOO_LONG = (PromptTooLong, CapacityExceeded, MessageTooLarge)
 _PATIENCE_S = 1.5
 """Seconds without a first token after which the user is told that the reply waits."""
@@ -47,8 +49,12 @@ _PATIENCE_S = 1.5
 @click.command()
 @socket_option
 @key_option
-@click.option("--system", metavar="TEXT", help="The system message.")
-@click.option("--example", is_flag=True, help="Take an example home as the system message.")
+@click.option("--system", metavar="TEXT", help='The system message, "" for none.')
+@click.option(
+    "--example",
+    is_flag=True,
+    help="Take an example home as the system message; the shipped model has it by default.",
+)
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), help="Default: what fits.")
 @sampling_options
 @click.option("--seed", type=int, help="Same seed, same text.")
@@ -86,11 +92,20 @@ def chat(
     typed = sys.stdin.isatty()
     # A user at a terminal sees what is waited for, and can leave; a program gets an error at once.
     with connected(socket, key, name="hearth-chat", wait=typed) as client:
-        first = EXAMPLE_HOME if example else system
-        conversation = Conversation(first, client.connect().limits, given)
+        welcome = client.connect()
         if typed:
             readline.parse_and_bind("set enable-bracketed-paste on")
-            _greet(client, example=example)
+            err().print(f"{welcome.model}, /help lists the commands", style="dim", markup=False)
+        own = bool(tools or form)
+        at_home = example or (system is None and not own and welcome.model == _SHIPPED)
+        if at_home and (typed or not example):
+            _tell_of_home(whole=example)
+        conversation = Conversation(
+            EXAMPLE_HOME if at_home else system,
+            welcome.limits,
+            given,
+            _home_form(client) if at_home and not own else None,
+        )
         answered = _converse(client, conversation)
     # Who types has seen the refusal and gone on; a program has only the code.
     return 0 if answered or typed else FAILED
@@ -116,11 +131,22 @@ def _converse(client: Client, conversation: Conversation) -> bool:
     return answered
 
 
-def _greet(client: Client, *, example: bool) -> None:
-    model = client.connect().model
-    err().print(f"{model}, /help lists the commands", style="dim", markup=False)
-    if example:
+def _tell_of_home(*, whole: bool) -> None:
+    if whole:
         err().print(EXAMPLE_HOME, style="dim", markup=False)
+    else:
+        told = "the model is told of an example home: /system shows it, /system - takes it away"
+        err().print(told, style="dim", markup=False)
+
+
+def _home_form(client: Client) -> dict[str, str] | None:
+    """The form by which no action names a device that the example has not."""
+    if "response_format" in client.connect().features:
+        return listed_devices(EXAMPLE_HOME)
+    install = pip_install("grammar")
+    told = f"replies may name devices that are not in the list: where the daemon runs, {install}"
+    err().print(told, style="dim", markup=False)
+    return None
 
 
 def _lines(conversation: Conversation) -> Iterator[str]:
@@ -184,7 +210,7 @@ def _answer(client: Client, conversation: Conversation, text: str | None) -> boo
 def _reply(client: Client, conversation: Conversation, text: str | None) -> None:
     began = time.monotonic()
     with _keys_kept_back(), _waiting_shown() as told:
-        generation = client.generate(messages=conversation.messages(text), **conversation.options)
+        generation = client.generate(messages=conversation.messages(text), **conversation.request)
         with _interrupt_cancels(generation):
             first = _stream(generation, told)
     done = generation.result()

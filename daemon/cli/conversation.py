@@ -54,7 +54,8 @@ class Conversation:
 
     Each question is followed by its reply, or by calls, their results and more of these up to it.
     `limits` are the daemon's; `stats` is shown by `/stats`, `reasoning` by `/reasoning`. `options`
-    are those of requests. Results of the calls `pending` have to come before anything else is said.
+    are those that the user sets. Results of the calls `pending` have to come before anything else
+    is said. `form` is one that replies to this system message have.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Conversation:
         system: str | None = None,
         limits: Limits | None = None,
         options: Mapping[str, Any] | None = None,
+        form: Mapping[str, Any] | None = None,
     ) -> None:
         self.limits = limits
         self.stats = "nothing has been answered yet"
         self.reasoning = ""
         self.options = dict(options or {})
         self.pending: list[ToolCall] = []
-        self._system = system
+        self._system, self._form = system, form
         self._exchanges: list[list[Turn]] = []
         self._images: list[Image] = []
         self._tokens = 0
@@ -77,6 +79,11 @@ class Conversation:
     def images(self) -> int:
         """Number of pictures that go with the next message, also where one has failed."""
         return len(self._images)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Options of the next request."""
+        return {**self.options, "response_format": self._form} if self._form else self.options
 
     def messages(self, text: str | None) -> list[Turn]:
         """All turns with `text` as the user's next one, or with results of calls as the last."""
@@ -181,7 +188,7 @@ class Conversation:
     def _set_system(self, text: str) -> str:
         if text:
             self.exchanges = []
-            self._system = None if text == "-" else text
+            self._system, self._form = None if text == "-" else text, None
             return "the system message is set" if self._system else "there is none now"
         return self._system or "there is no system message"
 

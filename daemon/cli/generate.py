@@ -43,9 +43,9 @@ from hearth.runtime.request import (
     RowRequest,
     check_options,
 )
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, ResponseFormat
 from hearth.runtime.text.reply_grammar import enforced_schemas
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.vision.vision_runner import LocalEmbeddings
 
 

@@ -19,8 +19,8 @@ from hearth.runtime.generation.assembly import share_context_memory
 from hearth.runtime.image_processing.decoding import decode, patch
 from hearth.runtime.image_processing.headers import read_header
 from hearth.runtime.images import EmbeddedImage, ImageLayout, Slot
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision.vision_runner import LocalEmbeddings, Patches, VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig, load_vision_config

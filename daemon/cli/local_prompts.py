@@ -10,7 +10,6 @@ from msgspec import structs
 from hearth.runtime.grammar import check_schemas
 from hearth.runtime.images import EmbeddedImage
 from hearth.runtime.request import GeneratedRow, RequestOptions
-from hearth.runtime.text import ReplyReader, Tokenizer
 from hearth.runtime.text.conversation import (
     Conversation,
     ResponseFormat,
@@ -20,7 +19,9 @@ from hearth.runtime.text.conversation import (
     check_conversation,
 )
 from hearth.runtime.text.reply_grammar import answer_grammar, enforced_schemas, reply_grammar
-from hearth.runtime.text.reply_reader import CallPiece
+from hearth.runtime.text.reply_parser import CallPiece
+from hearth.runtime.text.reply_reader import ReplyReader
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client.protocol import Tool as WireTool
 
 Prompt = str | list[int]

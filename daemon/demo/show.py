@@ -21,7 +21,9 @@ from hearth.daemon.cli.console import out, printable, progress_bar
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped import engine_folder, vision_engine_folder
-from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.daemon.shipped_files import EXAMPLE_HOME, listed_devices
+from hearth.runtime.grammar import available
+from hearth.runtime.packages import pip_install
 from hearth_client import Client, Image
 from hearth_client.errors import HearthClientError
 
@@ -157,7 +159,7 @@ def run_demo(screen: Console) -> None:
     _serve(screen, folder, ask_at_once)
     _serve(screen, seeing, ask_about_the_picture)
     program = "hearth" if which("hearth") else sys.argv[0]
-    steps = f"next: {program} serve\n      {program} chat --example   in a second terminal"
+    steps = f"next: {program} serve\n      {program} chat   in a second terminal"
     screen.print(steps, style="dim", markup=False)
 
 
@@ -189,6 +191,9 @@ def ask_about_the_picture(screen: Console, socket: Path) -> None:
 def ask_at_once(screen: Console, socket: Path) -> None:
     """Ask all questions, each by a client of its own, and show the replies as they arrive."""
     replies = [Reply(question) for question in QUESTIONS]
+    if not available():
+        told = f"replies may name devices that are not in the list: {pip_install('grammar')}"
+        screen.print(told, style="dim", markup=False)
     with ThreadPoolExecutor(len(replies)) as pool:
         asked = [pool.submit(_ask, socket, reply) for reply in replies]
         show(screen, replies, lambda: all(one.done() for one in asked))
@@ -201,8 +206,9 @@ def _ask(socket: Path, reply: Reply) -> None:
         {"role": "system", "content": EXAMPLE_HOME},
         {"role": "user", "content": reply.question},
     ]
+    form = listed_devices(EXAMPLE_HOME) if available() else None
     with Client(socket) as client:
-        for delta in client.generate(messages=turns):
+        for delta in client.generate(messages=turns, response_format=form):
             reply.add(delta.text, len(delta.tokens))
 
 

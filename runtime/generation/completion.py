@@ -10,7 +10,8 @@ from hearth.runtime.request import (
     RowToken,
     TopLogprob,
 )
-from hearth.runtime.text import TextStream, Tokenizer
+from hearth.runtime.text.stream import TextStream
+from hearth.runtime.text.tokenizer import Tokenizer
 
 
 def complete(

@@ -51,7 +51,7 @@ from hearth.runtime.runner.engine_runner import PromptGraphs
 from hearth.runtime.runner.image_merge import MultimodalMetrics
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
 from hearth.runtime.tensors.profiles import captured_widths, decode_batches
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.undo import undoing
 from hearth.runtime.vision.vision_runner import VisionRunner
 from hearth.runtime.weights.external_weight_manager import Loaded

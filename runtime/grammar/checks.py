@@ -1,6 +1,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,12 @@ _PINNED = {
     "json_allow_general_unicode_escapes": False,
 }
 _NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_PARTS = frozenset({"properties", "anyOf", "oneOf", "$ref"})
+# Beside `properties`: words that speak of other ones, or that a closed object might contradict.
+_OTHERS = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+    | {"minProperties", "enum", "const"}
+)
 _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _ALTERNATIVES = frozenset({"enum", "anyOf", "oneOf", "allOf"})
 
@@ -57,9 +64,55 @@ def require(field: str) -> None:
 
 
 def json_term(schema: Schema) -> str:
-    """Lark term of a JSON schema with the options that enforce all of it; `{}` is any value."""
-    pinned = schema if isinstance(schema, bool) else {**schema, _OPTIONS: _PINNED}
+    """Lark term of a JSON schema with the options that enforce all of it; `{}` is any value.
+
+    Objects are closed by `closed`. The schema is no deeper than `check_schemas` allows.
+    """
+    pinned = schema if isinstance(schema, bool) else {**closed(schema), _OPTIONS: _PINNED}
     return f"%json {json.dumps(pinned, ensure_ascii=False, separators=(',', ':'))}"
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with objects of what `properties` lists alone, where they say nothing of others.
+
+    A schema that puts objects together from parts is left as it is: one with `allOf`, or with two
+    of `properties`, `anyOf`, `oneOf` and `$ref` at one place.
+    """
+    made = deepcopy(schema)
+    places = [*_places(made)]
+    if any("allOf" in place or len(_PARTS & place.keys()) > 1 for place in places):
+        return schema
+    for place in places:
+        if _is_open(place):
+            place["additionalProperties"] = False
+    return made
+
+
+def _places(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and all in it."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, list):
+            left += value
+        elif isinstance(value, dict):
+            yield value
+            for key, inner in value.items():
+                if key in _NAMES and isinstance(inner, dict):
+                    left += inner.values()
+                elif key not in _DATA:
+                    left.append(inner)
+
+
+def _is_open(schema: dict[str, Any]) -> bool:
+    listed, required = schema.get("properties"), schema.get("required", [])
+    return (
+        isinstance(listed, dict)
+        and bool(listed)
+        and not _OTHERS & schema.keys()
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in listed for name in required)
+    )
 
 
 def regex_term(pattern: str) -> str:
@@ -239,6 +292,7 @@ _REASONS = (
     (r"oneOf constraints", "alternatives of `oneOf` that overlap cannot be enforced: use `anyOf`"),
     (r"Pointer '(?P<key>[^']{1,80})' does not", "the `$ref` to {key} leads nowhere"),
     (r"Resource '|Failed to resolve|InvalidUri|invalid reference", "a `$ref` leads nowhere"),
+    (r"min/maxProperties only", "`minProperties` needs all `properties` to be required"),
     (r"look-around", "look-around in a regex cannot be enforced"),
     (r"regex parse error|invalid regex|backreferences", "a regex or `pattern` has an error"),
     (r"required property '(?P<key>[^']{1,80})'", "the `required` property {key} cannot be there"),

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 from hearth.runtime.text.conversation import Tool
 from hearth.runtime.text.reply_format import ReplyFormat, marks_of
-from hearth.runtime.text.reply_parser import CallPiece, ReplyParser, ReplyPieces
+from hearth.runtime.text.reply_parser import ReplyParser, ReplyPieces
 from hearth.runtime.text.stream import IncrementalDecoder, StopMatcher, TextStream
 from hearth.runtime.text.tokenizer import Tokenizer
-
-__all__ = ["CallPiece", "ReplyPieces", "ReplyReader"]
 
 _FIRST_STAND_IN = 0xD800
 

@@ -29,7 +29,7 @@ from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
 from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.lora.stored import read_peft
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.bench.running import run
 from tests.conftest import REFERENCE
 

@@ -14,7 +14,7 @@ from hearth.runtime.config import load_config
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import HearthClientError
 from hearth_client.protocol import Delta, Done, Usage
 from tests.bench.running import run

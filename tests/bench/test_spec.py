@@ -49,7 +49,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions
 from hearth.runtime.request import RowRequest, RowRound, RowToken, TopLogprob
 from hearth.runtime.speculation.policy import EagleGenerationMetrics
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.bench.running import invoke
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hearth_client import AsyncClient, Client, ExecutorFailed, InvalidValue, Reply, ToolCall
+from hearth_client import (
+    AsyncClient,
+    Client,
+    ExecutorFailed,
+    InvalidValue,
+    Reply,
+    ReplyEmpty,
+    ToolCall,
+)
 from hearth_client.protocol import CallPiece, Delta, Message
 from tests.daemon.door.harness import Harness, running_door
 
@@ -68,6 +76,31 @@ def test_calls_are_whole_or_not_there() -> None:
     )
     assert made.tool_calls == [ToolCall(id="a", name="f")]
     assert made.message() == Message(role="assistant", tool_calls=made.tool_calls)
+
+
+CUT = CallPiece(index=0, id="b", name="g", arguments='{"x": ')
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [(reply(CUT), "its call of g"), (Reply(), "no text")],
+)
+def test_a_reply_with_nothing_whole_is_no_turn(made: Reply, why: str) -> None:
+    with pytest.raises(ReplyEmpty, match=why):
+        made.message()
+
+
+def test_a_call_that_was_cut_is_no_part_of_the_turn() -> None:
+    assert reply(CUT, text="one moment").message() == Message(
+        role="assistant", content="one moment"
+    )
+
+
+def test_reasoning_alone_is_no_turn() -> None:
+    made = Reply()
+    made.add(Delta(id="a", seq=0, text="", reasoning="hm"))
+    with pytest.raises(ReplyEmpty, match="reasoning alone"):
+        made.message()
 
 
 def test_what_cannot_be_encoded_is_refused_by_name(door: Harness) -> None:

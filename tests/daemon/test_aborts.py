@@ -39,7 +39,7 @@ from hearth.daemon.door.socket import Received
 from hearth.daemon.door.sockets import DoorSockets
 from hearth.daemon.door.state import DoorFacts, DoorState
 from hearth.daemon.service_state import ServiceState
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.actors.scheduler.simulated_executor import SimulatedExecutor
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

@@ -89,7 +89,7 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
         asked = Request(1, chat=chat, visuals=visuals)
         prompt = inputs.images.encode(chat, visuals)
         works = inputs.images.works(prompt, visuals)
-        policy.submit(Request(1, token_ids=prompt.ids, images=works), 0.0)
+        policy.submit(Request(1, token_ids=prompt.encoded.ids, images=works), 0.0)
         (work,) = [one for one in policy.tick(0.0) if isinstance(one, Encode)]
     assert bytes(inputs.arena.view(work.work.visual.frames[0].slot)) == frame
     shape = (4, work.work.layout.tokens, 1024)
@@ -104,5 +104,5 @@ def test_a_picture_is_copied_once_and_its_embeddings_are_read_where_they_were_wr
     assert np.shares_memory(read, written)
     assert (read == 7.0).all()
     # Behind what ids the prompt has, no message is longer for the picture's bytes.
-    ids = size(prompt.ids)
+    ids = size(prompt.encoded.ids)
     assert max(size(asked), size(work), size(works), size(wanted) - ids) < 1000

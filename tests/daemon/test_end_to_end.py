@@ -20,7 +20,7 @@ from hearth.daemon.control.messages import (
 from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import (
     CancelledByOperator,
     Client,

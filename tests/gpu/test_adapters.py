@@ -15,7 +15,7 @@ from hearth.runtime.export.export import export_weights
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GeneratedRow, GenerationRequest, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.gpu.conftest import CAPACITY, DRAFT, MODEL
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 from tests.peft_models import write_peft

@@ -23,7 +23,7 @@ from hearth.runtime.generation.assembly import share_context_memory
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.tower_answer import check_tower_answer
 from hearth.runtime.vision.vision_runner import VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, load_vision_config

@@ -11,7 +11,7 @@ from hearth.daemon.shipped_files import EXAMPLE_HOME
 from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import Client
 from tests.gpu.near_ties import divergences, greedy_row, references
 

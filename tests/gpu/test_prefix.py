@@ -11,7 +11,7 @@ from hearth.runtime.device.cuda.stream import CudaEvent, CudaStream
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

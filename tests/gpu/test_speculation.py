@@ -13,7 +13,7 @@ from hearth.runtime.export import DraftOptions, ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from models.splits import held_out
 from tests.gpu.conftest import CAPACITY, CHAINED, DRAFT, DRAFTED, MODEL, EngineFolder
 from tests.gpu.near_ties import Reference, divergences, greedy_row, references

@@ -17,7 +17,7 @@ from hearth.runtime.export.export import export_weights
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import GeneratedRow, GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import Client
 from models.evaluate import reworded_prompt
 from models.merge_adapter import write_merged

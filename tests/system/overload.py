@@ -26,7 +26,7 @@ from hearth.daemon.cli.options import NumberRange, json_option
 from hearth.daemon.configuration.settings import Settings
 from hearth.daemon.own_daemon import OwnDaemon, own_daemon
 from hearth.runtime.config import load_config
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import AsyncClient, HearthClientError, QueueFull, TooManyRequests
 from hearth_client.protocol import Usage
 

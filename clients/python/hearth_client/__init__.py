@@ -38,6 +38,7 @@ from hearth_client.errors import PromptTooLong as PromptTooLong
 from hearth_client.errors import ProtocolViolation as ProtocolViolation
 from hearth_client.errors import QueueFull as QueueFull
 from hearth_client.errors import RepeatedFailure as RepeatedFailure
+from hearth_client.errors import ReplyEmpty as ReplyEmpty
 from hearth_client.errors import RequestRefused as RequestRefused
 from hearth_client.errors import ServerError as ServerError
 from hearth_client.errors import ServiceFailed as ServiceFailed

@@ -47,6 +47,12 @@ class ServerError(ServiceFailed):
     """The server failed inside, or answered with a code that this client does not know."""
 
 
+class ReplyEmpty(HearthClientError):  # noqa: N818 - named like the others
+    """A reply is no turn of a conversation: it has no text and no call that is whole."""
+
+    code = "reply_empty"
+
+
 # --- the request must change ----------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from hearth_client.connection import Exchange
-from hearth_client.errors import ProtocolViolation
+from hearth_client.errors import ProtocolViolation, ReplyEmpty
 from hearth_client.protocol import Accepted, CallPiece, Delta, Done, Message, ToolCall
 from hearth_client.session import Session
 
@@ -55,12 +55,24 @@ class Reply:
         return found
 
     def message(self) -> Message:
-        """The turn that this reply is in a conversation."""
+        """The turn that this reply is in a conversation, without a call that was cut.
+
+        Raises ReplyEmpty where that leaves nothing, as no daemon takes an empty turn.
+        """
         calls = self.tool_calls
+        if not calls and not self.text:
+            raise ReplyEmpty(self._why_empty())
         content = None if calls and not self.text else self.text
         return Message(
             role="assistant", content=content, reasoning=self.reasoning, tool_calls=calls
         )
+
+    def _why_empty(self) -> str:
+        if self._calls:
+            name = [*self._calls.values()][-1][0].name
+            return f"the reply was cut within its call of {name}: ask with more max_tokens"
+        what = "reasoning alone: ask with more max_tokens" if self.reasoning else "no text, no call"
+        return f"the reply is no turn, it has {what}"
 
 
 class Collected(Generic[SessionT]):

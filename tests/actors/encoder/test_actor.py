@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -474,3 +476,9 @@ def test_what_is_dropped_while_it_is_decoded_sees_no_tower(tower_harness: TowerH
     tower_harness.thread.start()
     assert sorted(tower_harness.hear() for _ in range(3)) == [(n, "cancelled") for n in (1, 2, 3)]
     assert tower_harness.engine.calls == []
+
+
+def test_no_tokenizer_is_loaded_beside_the_encoder() -> None:
+    program = "import sys, hearth.actors.encoder.actor; print('tokenizers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"False\n"

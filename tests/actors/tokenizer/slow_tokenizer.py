@@ -7,7 +7,7 @@ from typing import Any
 
 from hearth.actors.mailbox import MailboxFull, Sender
 from hearth.actors.messages import DoorMessage
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 
 
 class Gate:

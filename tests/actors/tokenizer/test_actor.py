@@ -37,8 +37,8 @@ from hearth.actors.tokenizer import actor as module
 from hearth.actors.tokenizer.actor import TokenizerActor
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.runtime.request import RequestOptions, RowRound, RowToken
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Turn
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.actors.scheduler.simulation import LIMITS, output, ready
 from tests.actors.tokenizer.slow_tokenizer import Gate, SlowTokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer

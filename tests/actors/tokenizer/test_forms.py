@@ -8,8 +8,8 @@ import pytest
 
 from hearth.actors.messages import Failed, Request
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, Turn
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.actors.tokenizer.test_actor import harness
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

@@ -12,8 +12,8 @@ from hearth.actors.messages import Failed, Request, RowDelta
 from hearth.actors.tokenizer.text_streams import TextStreams, failed_with, joined
 from hearth.runtime.errors import HearthError
 from hearth.runtime.request import FinishReason, RequestOptions, RowToken, TopLogprob
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Tool, Turn
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 ENDS = (310,)

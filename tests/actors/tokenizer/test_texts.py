@@ -10,9 +10,8 @@ import pytest
 
 from hearth.actors.messages import Cancel, Convert, Converted, Failed, Request
 from hearth.actors.tokenizer import actor as module
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Turn
-from hearth.runtime.text.tokenizer import EncodedPrompt
+from hearth.runtime.text.tokenizer import EncodedPrompt, Tokenizer
 from tests.actors.tokenizer.test_actor import harness, prepare
 from tests.runtime.text.folders import byte_level, open_tokenizer
 

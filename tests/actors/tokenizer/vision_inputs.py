@@ -13,8 +13,8 @@ from hearth.actors.messages import ImageInput, Visual
 from hearth.actors.tokenizer.prompt_images import MultimodalPrompt, PromptImages
 from hearth.runtime.engine_folder import write_config
 from hearth.runtime.images import Picture
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Role, Turn, TurnPart
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import config_like
 from tests.runtime.text.folders import make_config, write_folder

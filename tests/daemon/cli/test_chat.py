@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hearth.daemon.cli import chat as module
-from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.daemon.shipped_files import EXAMPLE_HOME, listed_devices
 from hearth_client import (
     ConnectionLost,
     Delta,
@@ -96,6 +96,8 @@ class FakeClient:
         self.errors: dict[int, Exception] = {}
         self.reasoning = ""
         self.most_turns = 1 << 20
+        self.model = "toy"
+        self.features = ["response_format"]
         self.limits = Limits(
             frame_bytes=1 << 20,
             frames=9,
@@ -109,7 +111,9 @@ class FakeClient:
         )
 
     def connect(self) -> Welcome:
-        return Welcome(proto=1, server="s", limits=self.limits, model="toy")
+        return Welcome(
+            proto=1, server="s", limits=self.limits, model=self.model, features=self.features
+        )
 
     def generate(self, **request: Any) -> FakeGeneration:
         self.asked.append(request)
@@ -175,6 +179,41 @@ def test_options_reach_the_request(client: FakeClient) -> None:
     request = client.asked[0]
     assert (request["max_tokens"], request["temperature"], request["seed"]) == (9, 0.5, 4)
     assert said(request)[0] == EXAMPLE_HOME
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "home", "held"),
+    [
+        ("home", [], True, True),
+        ("toy", ["--example"], True, True),
+        ("toy", [], False, False),
+        ("home", ["--system", ""], False, False),
+        ("home", ["--schema", "SCHEMA"], False, False),
+        ("home", ["--tool", "TOOL", "--example"], True, False),
+    ],
+)
+def test_the_shipped_model_has_the_example_home_and_a_form_of_its_devices(
+    client: FakeClient, tmp_path: Path, *, model: str, arguments: list[str], home: bool, held: bool
+) -> None:
+    for name, value in (("TOOL", TOOL), ("SCHEMA", {"type": "integer"})):
+        (tmp_path / name).write_text(json.dumps(value))
+        arguments = [str(tmp_path / name) if one == name else one for one in arguments]
+    client.model = model
+    by_default = home and "--example" not in arguments
+    result = chat("one\n/system -\ntwo\n", *arguments)
+    assert (said(client.asked[0])[0] == EXAMPLE_HOME) is home
+    form = client.asked[0].get("response_format")
+    assert (form == listed_devices(EXAMPLE_HOME)) is held
+    assert ("is told of an example home" in result.stderr) is by_default
+    assert said(client.asked[1]) == ["two"]
+    assert held is (client.asked[1].get("response_format") != form)
+
+
+def test_it_is_said_where_nothing_holds_replies_to_the_devices(client: FakeClient) -> None:
+    client.features = []
+    result = chat("one\n", "--example")
+    assert "llguidance" in result.stderr
+    assert "response_format" not in client.asked[0]
 
 
 def test_figures_are_one_line_and_stats_tells_the_rest(client: FakeClient) -> None:

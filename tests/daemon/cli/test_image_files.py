@@ -13,8 +13,8 @@ from hearth.runtime.export import ExportOptions, export_model
 from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.options import RuntimeOptions
 from hearth.runtime.request import GenerationRequest, RequestOptions, RowRequest
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.vision.vision_runner import LocalEmbeddings
 from tests.runtime.image_processing.photographs import draw
 from tests.vision_models import FAMILIES, Family, write_vision_model

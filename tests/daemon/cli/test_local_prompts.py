@@ -12,8 +12,8 @@ from hearth.daemon.cli.local_prompts import (
     read_reply,
 )
 from hearth.runtime.request import GeneratedRow, RequestOptions
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import ResponseFormat, ToolCall, Turn
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

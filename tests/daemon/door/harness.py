@@ -28,7 +28,7 @@ from hearth.daemon.door.settings import DoorSettings
 from hearth.daemon.door.state import DoorFacts
 from hearth.daemon.service_state import ServiceState
 from hearth.runtime.request import FinishReason, RowRound, RowToken, TopLogprob
-from hearth.runtime.text.reply_reader import CallPiece
+from hearth.runtime.text.reply_parser import CallPiece
 
 T = TypeVar("T")
 LIMIT = 2000

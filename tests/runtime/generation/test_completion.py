@@ -14,7 +14,7 @@ from hearth.runtime.request import (
     RowToken,
     TopLogprob,
 )
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.actors.fake_runtime import FakeRuntime
 from tests.runtime.conftest import EngineFolders
 

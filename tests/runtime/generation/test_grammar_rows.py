@@ -15,7 +15,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.grammar import GrammarMatcher, json_term
 from hearth.runtime.options import RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RequestOptions, RowRequest, RowToken
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.generation.schedules.home import Method, export_home, home_chats
 
 ENDS = (2, 0)

@@ -30,6 +30,8 @@ OBJECT: Schema = {
     "properties": {"a": {"type": "integer"}, "x/y": {"type": "array", "items": True}},
     "required": ["a"],
 }
+A = {"type": "object", "properties": {"a": {"const": 1}}}
+B = {"properties": {"b": {"const": 1}}}
 
 
 def accepts(term: str, text: str) -> bool:
@@ -70,6 +72,7 @@ def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
         ({"type": "array", "uniqueItems": True}, "`uniqueItems`"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "`dependentRequired`"),
         ({"type": "object", "propertyNames": {"pattern": "a"}}, "`propertyNames`"),
+        (A | {"minProperties": 2}, "`minProperties`"),
         ({"type": "object", "unevaluatedProperties": False}, "`unevaluatedProperties`"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}, "`oneOf`"),
         ({"type": "string", "format": "path"}, "`format` path"),
@@ -126,11 +129,37 @@ def test_schemas_are_bounded_together_and_the_one_at_fault_is_named() -> None:
         ('{"a":1,"\\u0061":"x"}', False),
         ('{"a":1,"x\\/y":"x"}', False),
         ('{"a":"1"}', False),
-        ('{"a":1,"b":"\\n\\"é"}', True),
+        ('{"a":1,"b":"\\n\\"é"}', False),
     ],
 )
 def test_a_term_enforces_its_schema_with_one_blank_at_most(text: str, *, taken: bool) -> None:
     assert accepts(json_term(OBJECT), text) == taken
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "taken"),
+    [
+        (A, '{"b":1}', False),
+        (A, '{"a":1}', True),
+        ({"type": "array", "items": A}, '[{"b":1}]', False),
+        ({"anyOf": [A, {"type": "integer"}]}, '{"b":1}', False),
+        ({"$ref": "#/$defs/b", "$defs": {"b": A}}, '{"b":1}', False),
+        (A | {"additionalProperties": True}, '{"b":1}', True),
+        (A | {"additionalProperties": {"type": "string"}}, '{"b":""}', True),
+        (A | {"required": ["b"]}, '{"b":1}', True),
+        (A | {"required": ["a"], "minProperties": 2}, '{"a":1,"b":1}', True),
+        ({"type": "object"}, '{"b":1}', True),
+        ({"allOf": [A, B]}, '{"a":1,"b":1}', True),
+        (A | {"anyOf": [B]}, '{"a":1,"b":1}', True),
+        (B | {"$ref": "#/$defs/a", "$defs": {"a": A}}, '{"b":1,"a":1}', True),
+        ({"enum": [{"properties": {"a": 1}, "b": 1}]}, '{"properties":{"a":1},"b":1}', True),
+    ],
+)
+def test_objects_have_what_they_list_where_they_say_nothing_of_others(
+    schema: Schema, text: str, *, taken: bool
+) -> None:
+    check_schema(schema)
+    assert accepts(json_term(schema), text) == taken
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from hearth.runtime.image_processing.decoding import patch
 from hearth.runtime.image_processing.raw_frames import frames_of, rate_of
 from hearth.runtime.image_processing.sizes import video_layout
 from hearth.runtime.images import ImageLayout
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
 from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
-from hearth.runtime.text.tokenizer import TokenizerFile
+from hearth.runtime.text.tokenizer import Tokenizer, TokenizerFile
 from hearth.runtime.vision.prompt import VisionInput, encode_conversation, expand
 from hearth.runtime.vision_config import VisionConfig
 from tests.runtime.image_processing.photographs import IDEFICS, QWEN, config_like, draw, photo

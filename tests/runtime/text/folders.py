@@ -8,7 +8,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from hearth.runtime.config import LLMEngineRunnerConfig
 from hearth.runtime.engine_folder import TEMPLATE_FILE, TOKENIZER_FILE, write_config
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.engine_configs import small_config
 
 CHATML = (

@@ -7,10 +7,10 @@ from msgspec import structs
 
 from hearth.runtime.engine_folder import TOKENIZER_FILE
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, Turn
 from hearth.runtime.text.reply_format import KNOWN_FORMATS
 from hearth.runtime.text.reply_grammar import enforced_schemas, reply_grammar
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.folders import CHATML, byte_level, open_tokenizer, write_folder
 from tests.runtime.text.test_reply_reader import PLAIN, SPECIAL, spell
 

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hearth.runtime.text import ReplyReader, TextStream, Tokenizer
 from hearth.runtime.text.conversation import Tool
 from hearth.runtime.text.reply_format import KNOWN_FORMATS, CallForm, ReplyFormat, spelled_calls
 from hearth.runtime.text.reply_parser import ReplyParser, ReplyPieces, typed_json
+from hearth.runtime.text.reply_reader import ReplyReader
+from hearth.runtime.text.stream import TextStream
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 SCHEMA = {

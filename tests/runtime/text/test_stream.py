@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text import TextStream, Tokenizer
-from hearth.runtime.text.stream import IncrementalDecoder, StopMatcher, TokenBytes
+from hearth.runtime.text.stream import IncrementalDecoder, StopMatcher, TextStream, TokenBytes
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.folders import byte_fallback, byte_level, open_tokenizer
 
 

@@ -17,9 +17,8 @@ from hearth.runtime.engine_folder import (
     write_config,
 )
 from hearth.runtime.errors import HearthError
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Tool, ToolCall, Turn
-from hearth.runtime.text.tokenizer import SpecialTokens, TokenizerFile
+from hearth.runtime.text.tokenizer import SpecialTokens, Tokenizer, TokenizerFile
 from tests.runtime.text.folders import (
     CHATML,
     UNKNOWN,

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.conversation import Conversation, Tool, ToolCall, Turn
+from hearth.runtime.text.tokenizer import Tokenizer
 from tests.runtime.text.folders import CHATML, byte_level, open_tokenizer
 
 TOOLS = [Tool("light", "Switches a lamp.", {"type": "object", "properties": {"on": {}}})]

@@ -18,10 +18,9 @@ from hearth.runtime.export.vision.write import write_vision
 from hearth.runtime.image_processing.decoding import patch
 from hearth.runtime.image_processing.sizes import layout_of
 from hearth.runtime.images import ImageLayout, Picture
-from hearth.runtime.text import Tokenizer
 from hearth.runtime.text.chat_template import ChatTemplate
 from hearth.runtime.text.conversation import Conversation, Turn, TurnPart
-from hearth.runtime.text.tokenizer import TokenizerFile
+from hearth.runtime.text.tokenizer import Tokenizer, TokenizerFile
 from hearth.runtime.vision.prompt import VisionInput, encode_conversation
 from hearth.runtime.vision.vision_runner import VisionRunner
 from hearth.runtime.vision_config import VISION_FOLDER, VisionConfig

@@ -24,7 +24,7 @@ from hearth.daemon.control.client import ask
 from hearth.daemon.control.messages import Trace, TraceReport
 from hearth.daemon.door.keys import add_client, make_server_keys
 from hearth.daemon.own_daemon import OwnDaemon
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth_client import Client
 from tests.system.faults.flooder import KINDS
 from tests.system.faults.raw_peer import connected_peer, send_message

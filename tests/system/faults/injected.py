@@ -12,7 +12,7 @@ from hearth.runtime.device.device import Stream
 from hearth.runtime.errors import HearthError
 from hearth.runtime.executor.engine import Engine
 from hearth.runtime.executor.engine_executor import EngineExecutor
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 
 VARIABLE = "BENCH_FAULTS"
 

@@ -21,7 +21,7 @@ from hearth.runtime.generation.runtime import LLMInferenceRuntime
 from hearth.runtime.kv_cache.page_pool import page_bytes
 from hearth.runtime.options import EagleDraftingConfig, RuntimeOptions, SpeculationOptions
 from hearth.runtime.request import RequestOptions
-from hearth.runtime.text import Tokenizer
+from hearth.runtime.text.tokenizer import Tokenizer
 from hearth.runtime.weights.external_weight_manager import ExternalWeightManager
 from tests.runtime.generation.schedules.alone import Logits, Voice
 
