@@ -1,6 +1,9 @@
-"""Models, adapters and the picture that come with Hearth, found by their names."""
+"""Models, adapters and the picture that come with Hearth, found by their names; an example home."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 EXAMPLE_HOME = """You are Hearth, the assistant of this home.
 Devices:
@@ -11,6 +14,34 @@ Devices:
 - front door (lock, hall): unlocked
 - kitchen speaker (speaker, kitchen): paused
 - robot vacuum (vacuum, hall): docked"""
+
+
+def home_schema(home: str) -> dict[str, Any]:
+    """Return the JSON schema of actions on the devices that a system message lists, and no others.
+
+    An action is an object, several are a list. A device is one line, `- name (kind, room): state`.
+    """
+    names = re.findall(r"^- (.+?) \([^()]*\): ", home, re.MULTILINE)
+    step = {
+        "type": "object",
+        "properties": {
+            "action": {"type": "string"},
+            "device": {"type": "string", "enum": names} if names else False,
+        },
+        "required": ["action"],
+        "additionalProperties": {"type": ["string", "integer"]},
+    }
+    return {"anyOf": [step, {"type": "array", "items": step}]}
+
+
+def home_format(home: str) -> dict[str, Any]:
+    """Return the response format of words or, with a brace or bracket first, of such actions."""
+    actions = json.dumps(home_schema(home), ensure_ascii=False)
+    words = r"/[^\s\[{](.|\n)*/"
+    return {
+        "type": "lark",
+        "grammar": f"start: words | actions\nwords: {words}\nactions: %json {actions}",
+    }
 
 
 _ROOT = Path(__file__).parent.parent

@@ -21,7 +21,7 @@ from hearth.daemon.cli.console import out, printable, progress_bar
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped import engine_folder, vision_engine_folder
-from hearth.daemon.shipped_files import EXAMPLE_HOME
+from hearth.daemon.shipped_files import EXAMPLE_HOME, home_format
 from hearth_client import Client, Image
 from hearth_client.errors import HearthClientError
 
@@ -202,7 +202,9 @@ def _ask(socket: Path, reply: Reply) -> None:
         {"role": "user", "content": reply.question},
     ]
     with Client(socket) as client:
-        for delta in client.generate(messages=turns):
+        known = "response_format" in client.connect().features
+        form = home_format(EXAMPLE_HOME) if known else None
+        for delta in client.generate(messages=turns, response_format=form):
             reply.add(delta.text, len(delta.tokens))
 
 
