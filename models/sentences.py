@@ -4,7 +4,8 @@ A line is a JSON object: `user`, `expect`, and where wanted `devices` (lines of 
 of name, kind, room and state), `tools` (definitions), `before` (earlier messages), `system`.
 
 `expect` is an action or a list of actions, in any order; `{"tool": name, "arguments": {...}}` or a
-list of those; "refuse"; "ask"; or words that the answer has, one text or a list.
+list of those; "refuse"; "ask"; or words that the answer has, one text or a list of which it has
+all. Case, articles and punctuation at the end do not count, and "two" is 2 in words.
 """
 
 import json
@@ -20,6 +21,12 @@ _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _REFUSES: Final = re.compile(
     r"\b(cannot|can't|can not|no|not|nothing|don't|doesn't|unable|only know|sorry|isn't|aren't)\b",
     re.IGNORECASE,
+)
+
+_ARTICLES: Final = re.compile(r"\b(the|an|a)\b", re.IGNORECASE)
+_NUMBERS: Final = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve"),
 )
 
 
@@ -79,6 +86,27 @@ def _parsed(text: str) -> Any:
         return {}
 
 
+def _plain(value: Any) -> Any:
+    """Return a value whose texts lack case, articles and punctuation at the end."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    return " ".join(_ARTICLES.sub(" ", value.lower()).split()).rstrip(" .!?,;:")
+
+
+def _has(answer: str, words: str) -> bool:
+    """Return whether an answer has these words whole: 2 is not in 20, nor `locked` in unlocked."""
+
+    def counted(text: str) -> str:
+        numbers = {word: str(number) for number, word in enumerate(_NUMBERS)}
+        return re.sub(r"[a-z]+", lambda word: numbers.get(word[0], word[0]), _plain(text))
+
+    return bool(re.search(rf"(?<!\w){re.escape(counted(words))}(?![.,:]?\w)", counted(answer)))
+
+
 def calls_of(answer: str) -> list[Any]:
     """Return the calls of an answer, an empty one for each that is no JSON."""
     return [_parsed(text) for text in _CALL.findall(answer)]
@@ -91,8 +119,8 @@ def actions_of(answer: str) -> list[Any]:
 
 
 def _same(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    rest = list(found)
-    for one in wanted:
+    rest = _plain(list(found))
+    for one in _plain(list(wanted)):
         if one not in rest:
             return False
         rest.remove(one)
@@ -115,7 +143,7 @@ def is_right(answer: str, expect: Any) -> bool:
         return answer.endswith("?")
     if expect == "refuse":
         return bool(_REFUSES.search(answer)) and not answer.endswith("?")
-    return all(str(word).lower() in answer.lower() for word in wanted)
+    return all(_has(answer, str(word)) for word in wanted)
 
 
 def kind_of_expected(expect: Any) -> str:

@@ -136,6 +136,10 @@ LAMP = {"action": "turn_on", "device": "desk lamp"}
 CALL = as_call("read", {"sensor": "hall", "n": 2})
 
 
+def _said(text: str) -> dict[str, object]:
+    return {"tool": "say", "arguments": {"text": text}}
+
+
 @pytest.mark.parametrize(
     ("answer", "expect", "right"),
     [
@@ -156,6 +160,15 @@ CALL = as_call("read", {"sensor": "hall", "n": 2})
         ("Your name is Ada.", "ada", True),
         ("It is 21 degrees.", ["21", "degrees"], True),
         ("It is 21.", ["21", "degrees"], False),
+        ("It is 21.5 degrees.", "21", False),
+        ("There are Two.", "2", True),
+        ("There are 20 lights.", "two", False),
+        ("The door is unlocked.", "locked", False),
+        ("In the blue box.", "The Blue Box!", True),
+        (json.dumps({**LAMP, "device": "The desk lamp"}), LAMP, True),
+        (json.dumps({**LAMP, "device": "lamp"}), LAMP, False),
+        (as_call("say", {"text": "Dinner is ready."}), _said("dinner is ready"), True),
+        (as_call("say", {"text": 2}), _said("2"), False),
     ],
 )
 def test_an_answer_is_right_by_what_was_expected(

@@ -49,15 +49,15 @@ def test_the_rate_rises_and_falls() -> None:
 def test_a_few_steps_change_an_adapter_and_the_seed_alone_says_how(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("models.adapter_stream.POOL", 1)
-    monkeypatch.setattr("models.adapter_stream.ROWS", 2)
+    monkeypatch.setattr("models.rewordings.POOL", 1)
+    monkeypatch.setattr("models.rewordings.ROWS", 2)
     found = [train(spoken, 2, 1e-2, seed=1)["model.layers.3.self_attn.v_proj"] for _ in range(2)]
     assert found[0].lora_B.abs().max() > 0
     assert torch.equal(found[0].lora_B, found[1].lora_B)
 
 
 def test_batches_are_of_rows_of_like_length_from_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.adapter_stream.POOL", 2)
+    monkeypatch.setattr("models.rewordings.POOL", 2)
     tokenizer = Tokenizer.from_file(str(BASE / "tokenizer.json"))
     first, again = (list(islice(adapter_batches(tokenizer, spoken, 5), 3)) for _ in range(2))
     assert all(np.array_equal(one.ids, two.ids) for one, two in zip(first, again, strict=True))
