@@ -1,9 +1,10 @@
 """Tools, calls and results in words, for chat templates that leave them out."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hearth.runtime.text.reply_format import CallForm, spelled_calls
+from hearth.runtime.text.reply_probe import ReplyProbe
 
 _INTRODUCTION = (
     "You may call tools. To call one, write its call in this form and nothing after it; to call "
@@ -11,50 +12,24 @@ _INTRODUCTION = (
     "their arguments, are:\n\n{tools}\n\nThe results come in the next message."
 )
 _EXAMPLE = ("name_of_the_tool", {"argument": "value"})
-
-
-class Shown(Protocol):
-    """The parts of a conversation that a template shows."""
-
-    @property
-    def shows_tools(self) -> bool:
-        """True if the template tells the model of its tools."""
-
-    @property
-    def shows_calls(self) -> bool:
-        """True if the template renders the calls of a turn."""
-
-    @property
-    def shows_results(self) -> bool:
-        """True if the template renders results of tools."""
-
-    @property
-    def shows_system(self) -> bool:
-        """True if the template takes a system turn."""
-
-
-class Dump(Protocol):
-    """JSON text of a value."""
-
-    def __call__(self, value: Any) -> str:
-        """The text."""
+Dump = Callable[[Any], str]
+"""JSON text of a value."""
 
 
 def tell(
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     form: CallForm,
-    shown: Shown,
+    shown: ReplyProbe,
     dump: Dump,
     *,
     own: bool,
 ) -> list[dict[str, Any]]:
     """Messages, as templates take them, with what the template leaves out in their text.
 
-    With `own` the form is Hearth's, and tools are told though the template shows them.
-
-    Tools stand in the system turn, or in the first one where the model has no such turn, calls in
-    the turns of the assistant, results in turns of the user.
+    With `own` the form is Hearth's, and tools are told though the template shows them. They stand
+    in the system turn, or in the first one where the model has no such turn, calls in the turns of
+    the assistant, results in turns of the user.
     """
     found = [dict(one) for one in messages]
     for message in found:
