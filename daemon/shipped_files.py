@@ -30,16 +30,15 @@ NUMBER: /-?(0|[1-9][0-9]{0,8})(\.[0-9]{1,4})?/
 """
 
 
-def listed_devices(home: str) -> dict[str, str] | None:
-    """Form of replies in which no action names a device that `home` does not list; None for none.
+def home_format(home: str) -> dict[str, str]:
+    """Response format in which no action names a device that a system message does not list.
 
-    A reply is text that begins with no bracket, an action or a list of actions. Where the model
-    names another device the object stays open, with a word of why: to force a listed name there
-    would act on the wrong device.
+    A device is one line, `- name (kind, room): state`. A reply is text that begins with no bracket,
+    an action or a list of actions. Where the model names another device the object stays open, with
+    a word of why: to force a listed name there would act on the wrong device.
     """
-    names = [_spelled(name) for name in re.findall(r"(?m)^- (.+) \([^()]*\):", home)]
-    if not names:
-        return None
+    listed = re.findall(r"(?m)^- (.+?) \([^()]*\): ", home)
+    names = [json.dumps(name, ensure_ascii=False)[1:-1] for name in listed]
     split = [name.split(" ") for name in names]
     parts = {
         "names": names,
@@ -51,10 +50,6 @@ def listed_devices(home: str) -> dict[str, str] | None:
         patterns = (re.escape(text).replace("/", r"\/") for text in dict.fromkeys(texts))
         form = form.replace(f"<{part}>", "|".join(patterns))
     return {"type": "lark", "grammar": form}
-
-
-def _spelled(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)[1:-1]
 
 
 _ROOT = Path(__file__).parent.parent

@@ -27,7 +27,7 @@ from hearth.daemon.cli.options import (
     template_option,
     tool_option,
 )
-from hearth.daemon.shipped_files import EXAMPLE_HOME, MODELS, listed_devices
+from hearth.daemon.shipped_files import EXAMPLE_HOME, MODELS, home_format
 from hearth.runtime.packages import pip_install
 from hearth.runtime.request import RequestOptions, check_options
 from hearth_client import (
@@ -79,6 +79,9 @@ def chat(
     Ctrl-C cancels a reply, Ctrl-D leaves, /help lists the commands. Nothing that is said is kept
     on disk. What comes from a file or a pipe is answered line by line, and the exit code is 1
     when a line had no answer. Where the model calls a tool of --tool, the next line is its result.
+
+    Without --system, --tool and --schema the shipped model is told of an example home, and no
+    action names a device that is not in it.
     """
     if example and system is not None:
         raise click.UsageError("--example and --system exclude each other")
@@ -142,7 +145,7 @@ def _tell_of_home(*, whole: bool) -> None:
 def _home_form(client: Client) -> dict[str, str] | None:
     """The form by which no action names a device that the example has not."""
     if "response_format" in client.connect().features:
-        return listed_devices(EXAMPLE_HOME)
+        return home_format(EXAMPLE_HOME)
     install = pip_install("grammar")
     told = f"replies may name devices that are not in the list: where the daemon runs, {install}"
     err().print(told, style="dim", markup=False)

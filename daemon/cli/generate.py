@@ -177,7 +177,8 @@ def generate(
     Without ENGINE_DIR the shipped model answers. Prompts come from --prompt, --ids, --file or
     standard input (one per line); several run together. With --json each prompt prints one line
     {"token_ids", "text", "logprobs", "finish_reason"}, the end token included, and of a
-    conversation "reasoning" and "tool_calls" where there are some.
+    conversation "reasoning" and "tool_calls" where there are some. --tool and --template need
+    --chat.
     """
     if system is not None and not chat:
         raise click.UsageError("--system needs --chat")

@@ -117,7 +117,7 @@ schema_option = click.option(
     callback=_read_schema,
     type=_FILE,
     metavar="FILE.json",
-    help="A JSON schema that replies have to follow.",
+    help="A JSON schema that replies have to follow; objects have no properties beyond it.",
 )
 template_option = click.option(
     "--template",

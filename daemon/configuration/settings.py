@@ -28,7 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str,
         setting(
             "Form in which the model writes calls of tools and reasoning, by its name in "
-            "docs/conversation.md; empty for what its template tells.",
+            "docs/conversation.md, hermes for instance, or none; empty for what its template "
+            "tells, which `welcome` names as `tool_format`.",
             expert=True,
         ),
     ] = ""

@@ -21,7 +21,7 @@ from hearth.daemon.cli.console import out, printable, progress_bar
 from hearth.daemon.cli.errors import Failure
 from hearth.daemon.own_daemon import own_daemon
 from hearth.daemon.shipped import engine_folder, vision_engine_folder
-from hearth.daemon.shipped_files import EXAMPLE_HOME, listed_devices
+from hearth.daemon.shipped_files import EXAMPLE_HOME, home_format
 from hearth.runtime.grammar import available
 from hearth.runtime.packages import pip_install
 from hearth_client import Client, Image
@@ -206,7 +206,7 @@ def _ask(socket: Path, reply: Reply) -> None:
         {"role": "system", "content": EXAMPLE_HOME},
         {"role": "user", "content": reply.question},
     ]
-    form = listed_devices(EXAMPLE_HOME) if available() else None
+    form = home_format(EXAMPLE_HOME) if available() else None
     with Client(socket) as client:
         for delta in client.generate(messages=turns, response_format=form):
             reply.add(delta.text, len(delta.tokens))

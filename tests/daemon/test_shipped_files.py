@@ -1,7 +1,7 @@
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from hearth.daemon.shipped_files import EXAMPLE_HOME, listed_devices
+from hearth.daemon.shipped_files import EXAMPLE_HOME, home_format
 from hearth.runtime.grammar import check_lark
 
 BYTES = LLTokenizer("byte")
@@ -9,21 +9,19 @@ HOME = 'Devices:\n- lamp "A/1" (light, hall): off\n- front door (lock, hall): un
 
 
 def follows(text: str, home: str = EXAMPLE_HOME) -> bool:
-    form = listed_devices(home)
-    assert form is not None
-    matcher = LLMatcher(BYTES, form["grammar"], log_level=0)
+    matcher = LLMatcher(BYTES, home_format(home)["grammar"], log_level=0)
     tokens = list(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def test_the_form_of_the_example_is_one_that_a_daemon_takes() -> None:
-    form = listed_devices(EXAMPLE_HOME)
-    assert form is not None
-    check_lark(form["grammar"])
+    check_lark(home_format(EXAMPLE_HOME)["grammar"])
 
 
-def test_a_home_without_devices_has_no_form() -> None:
-    assert listed_devices("You are Hearth.") is None
+def test_a_home_without_a_list_has_no_device_to_act_on() -> None:
+    assert follows('{"action":"set_timer","minutes":5}', "You are Hearth.")
+    assert not follows('{"action":"turn_on","device":"desk lamp"}', "You are Hearth.")
+    assert follows("There is no desk lamp.", "You are Hearth.")
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,7 @@ def test_a_home_without_devices_has_no_form() -> None:
         '[{"action":"close","device":"window blind"},{"action":"call","person":"Jos\\"é"}]',
     ],
 )
-def test_answers_and_actions_on_listed_devices_follow_it(text: str) -> None:
+def test_answers_and_actions_on_home_format_follow_it(text: str) -> None:
     assert follows(text)
 
 
@@ -70,3 +68,6 @@ def test_an_action_on_another_device_stays_open(name: str, before: str) -> None:
 def test_names_are_spelled_as_json_has_them() -> None:
     assert follows('{"action":"turn_on","device":"lamp \\"A/1\\""}', HOME)
     assert not follows('{"action":"turn_on","device":"lamp \\"A/2\\""}', HOME)
+    home = "- Zoë's {2} lamp* (light, hall): off"
+    assert follows('{"action":"turn_on","device":"Zoë\'s {2} lamp*"}', home)
+    assert not follows('{"action":"turn_on","device":"Zoë\'s {2} lampp"}', home)

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hearth.daemon.cli import chat as module
-from hearth.daemon.shipped_files import EXAMPLE_HOME, listed_devices
+from hearth.daemon.shipped_files import EXAMPLE_HOME, home_format
 from hearth_client import (
     ConnectionLost,
     Delta,
@@ -203,7 +203,7 @@ def test_the_shipped_model_has_the_example_home_and_a_form_of_its_devices(
     result = chat("one\n/system -\ntwo\n", *arguments)
     assert (said(client.asked[0])[0] == EXAMPLE_HOME) is home
     form = client.asked[0].get("response_format")
-    assert (form == listed_devices(EXAMPLE_HOME)) is held
+    assert (form == home_format(EXAMPLE_HOME)) is held
     assert ("is told of an example home" in result.stderr) is by_default
     assert said(client.asked[1]) == ["two"]
     assert held is (client.asked[1].get("response_format") != form)
