@@ -122,11 +122,6 @@ def regex_term(pattern: str) -> str:
     return f"/{regex_to_lark(pattern, '')}/"
 
 
-def check_schema(schema: Schema, field: str = "schema") -> None:
-    """Refuse a schema that is too large or cannot be enforced; see `check_schemas`."""
-    check_schemas({field: schema})
-
-
 def check_schemas(schemas: Mapping[str, Schema]) -> None:
     """Refuse schemas by field that together are too large, or of which one cannot be enforced.
 

@@ -23,7 +23,7 @@ _DEAD_END = "no token of the model goes on by this grammar"
 class GrammarMatcher:
     """State of a grammar behind the tokens of one row; it makes the mask of the next one.
 
-    What it raises is `grammar_invalid`; it is of no more use then.
+    Methods raise `grammar_invalid`, and the matcher is of no more use then.
     """
 
     __slots__ = ("_buffer", "_end_tokens", "_matcher", "_vocab_size", "ended")
@@ -113,10 +113,11 @@ _MOST_KEPT, _MOST_BYTES, _MOST_PENDING = 64, 8 << 20, 16
 
 
 class GrammarCompiler:
-    """Compiler of grammars for one model, in a thread; it keeps them by their text.
+    """Compiles the grammars of one model in a thread of its own, and keeps them by their text.
 
-    llguidance's tokenizer is made with the first one: a second for 150,000 tokens. `descriptor` is
-    readable once a compilation has ended, until the next `ready`. It belongs to one thread.
+    llguidance's tokenizer is made with the first grammar: a second for 150,000 tokens. `descriptor`
+    is readable once a compilation has ended, until the next `ready`. Methods are called by one
+    thread.
     """
 
     def __init__(self, tokenizer: Path, vocab_size: int, end_tokens: Sequence[int]) -> None:

@@ -128,9 +128,9 @@ def takes_one_call(conversation: Conversation) -> bool:
 
 
 class JsonValues:
-    """Checks JSON values of one request, which have `MAX_VALUES` values at most in all.
+    """Checks the JSON values of one request: `MAX_VALUES` at most, nested `MAX_DEPTH` deep.
 
-    None is deeper than `MAX_DEPTH`; keys are text, numbers are finite, and text is valid Unicode.
+    Keys have to be text, numbers finite, and text valid Unicode.
     """
 
     def __init__(self) -> None:

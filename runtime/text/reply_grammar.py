@@ -85,10 +85,15 @@ def answer_grammar(response_format: ResponseFormat) -> str:
     """The grammar of an answer alone, as that to a raw prompt is."""
     if response_format.kind == "lark":
         return response_format.grammar
-    if response_format.kind == "regex":
-        return f"start: {regex_term(response_format.grammar)}"
-    schema = _OBJECT if response_format.kind == "json_object" else response_format.schema
-    return f"start: {json_term(True if schema is None else schema)}"
+    return f"start: {_answer_term(response_format)}"
+
+
+def _answer_term(asked: ResponseFormat) -> str:
+    """The Lark term of a regex or of JSON."""
+    if asked.kind == "regex":
+        return regex_term(asked.grammar)
+    schema = _OBJECT if asked.kind == "json_object" else asked.schema
+    return json_term(True if schema is None else schema)
 
 
 def _is_forced(conversation: Conversation) -> bool:
@@ -147,10 +152,7 @@ class _Writer:
         if asked.kind == "lark":
             self._client = asked.grammar
             return self.rule("answer", "@answer")
-        if asked.kind == "regex":
-            return self.rule("answer", regex_term(asked.grammar))
-        schema = _OBJECT if asked.kind == "json_object" else asked.schema
-        return self.rule("answer", json_term(True if schema is None else schema))
+        return self.rule("answer", _answer_term(asked))
 
     def after_reasoning(self, body: str, budget: int | None, *, in_reasoning: bool) -> str:
         """`body` behind reasoning of `budget` tokens at the most, which may be left out."""

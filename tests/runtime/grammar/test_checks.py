@@ -18,7 +18,6 @@ from hearth.runtime.grammar.checks import (
     Schema,
     check_lark,
     check_regex,
-    check_schema,
     check_schemas,
     json_term,
     regex_term,
@@ -61,7 +60,7 @@ def deep(levels: int) -> dict[str, Any]:
     ],
 )
 def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
-    check_schema(schema)
+    check_schemas({"schema": schema})
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
 )
 def test_a_schema_that_cannot_is_refused_with_its_keyword(schema: Schema, named: str) -> None:
     with pytest.raises(HearthError) as caught:
-        check_schema(schema, "response_format.schema")
+        check_schemas({"response_format.schema": schema})
     assert (caught.value.code, caught.value.field) == ("grammar_invalid", "response_format.schema")
     assert named in caught.value.message
     assert "\n" not in caught.value.message
@@ -224,7 +223,7 @@ def test_without_the_extra_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(checks, "find_spec", lambda _name: None)
     assert importlib.util.find_spec("llguidance") is not None
     checked: list[Callable[[], None]] = [
-        partial(check_schema, {}),
+        partial(check_schemas, {"schema": {}}),
         partial(check_regex, "a"),
         partial(check_lark, "start: TEXT"),
     ]
