@@ -96,9 +96,9 @@ def test_an_adapter_says_actions_in_its_own_way_and_the_rest_as_the_model_does(
     commands, others = prompts(COMMANDS, actions=True), prompts(OTHERS, actions=False)
     wanted = [reworded_prompt(one, REWORDINGS[name]) for one in commands]
     base, own = (ask(runtime, tokenizer, commands, adapter) for adapter in ("", name))
-    assert right(commands, base) >= 0.9
+    assert right(commands, base) >= LEAST
     assert (right(wanted, base), right(commands, own)) == (0, 0)
-    assert right(wanted, own) >= LEAST
+    assert right(wanted, own) >= right(commands, base) - 0.1
     assert right(others, ask(runtime, tokenizer, others, name)) >= LEAST
 
 
