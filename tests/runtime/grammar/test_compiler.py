@@ -129,7 +129,7 @@ def test_a_mask_that_no_token_can_follow_fails_by_name() -> None:
     [
         ("start: (", "line and column"),
         ("start: a\na: a", "no reply"),
-        ("start: <think>", "token that the model has not"),
+        ("start: <no_such_token>", "token that the model has not"),
         ("start: <[1024]>", "token that the model has not"),
     ],
 )
