@@ -21,7 +21,7 @@ _SENTENCES = {
     "non_finite": "the model computed values that are not finite for this request: change it, "
     "and export the model again if others fail too",
     "grammar_invalid": "the form that was asked for allows no further token, though the reply has "
-    "not ended: change it",
+    "not ended, or takes too long to follow: change it",
 }
 _log = structlog.get_logger("tokenizer")
 

@@ -68,7 +68,11 @@ def json_term(schema: Schema) -> str:
 
     Objects are closed by `closed`. The schema is no deeper than `check_schemas` allows.
     """
-    pinned = schema if isinstance(schema, bool) else {**closed(schema), _OPTIONS: _PINNED}
+    return _pinned_term(schema if isinstance(schema, bool) else closed(schema))
+
+
+def _pinned_term(schema: Schema) -> str:
+    pinned = schema if isinstance(schema, bool) else {**schema, _OPTIONS: _PINNED}
     return f"%json {json.dumps(pinned, ensure_ascii=False, separators=(',', ':'))}"
 
 
@@ -139,6 +143,9 @@ def check_schemas(schemas: Mapping[str, Schema]) -> None:
         size.add(schema, field)
     for field, schema in schemas.items():
         _try("start: " + json_term(schema), field)
+        if not isinstance(schema, bool) and any("oneOf" in place for place in _places(schema)):
+            # Alternatives of closed objects may be apart where those of the schema are not.
+            _try("start: " + _pinned_term(schema), field)
 
 
 def check_regex(pattern: str, field: str = "regex") -> None:
@@ -164,11 +171,21 @@ def check_lark(text: str, field: str = "lark") -> None:
     _try(text, field)
 
 
+# Of a parser, for one mask, and for its states, which stay in memory as long as the grammar does.
+# They leave room for `MOST_PROPERTIES` that are not required, in any order.
+_MOST_ITEMS, _MOST_FUEL, _MOST_STATES = 5000, 50_000, 8000
+
+
 def parser_limits() -> "LLParserLimits":
     """Limits of a parser, whose errors are short."""
     from llguidance import LLParserLimits  # noqa: PLC0415 - an extra
 
-    return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(
+        verbose_errors=False,
+        step_max_items=_MOST_ITEMS,
+        step_lexer_fuel=_MOST_FUEL,
+        max_lexer_states=_MOST_STATES,
+    )
 
 
 class _Size:
@@ -272,7 +289,8 @@ def check_start(matcher: "LLMatcher", field: str) -> None:
         raise _invalid(reason_of(matcher.get_error()), field)
     mask = int.from_bytes(matcher.compute_bitmask(), "little")
     if matcher.is_error():
-        raise _invalid(_NOTHING, field)
+        large = re.search(_LIMITS, matcher.get_error())
+        raise _invalid(_TOO_LARGE if large else _NOTHING, field)
     # The end token alone: not a stop, which a grammar may come to behind a special token.
     if mask & (mask - 1) == 0 and matcher.is_accepting():
         raise _invalid(_NOTHING, field)
@@ -280,6 +298,8 @@ def check_start(matcher: "LLMatcher", field: str) -> None:
 
 _FOREIGN = "unknown special token|Token range end too large"
 _NOTHING = "no reply matches it, or none but an empty one"
+_LIMITS = "[Tt]oo (large|big|complex|many)|[Ll]imit|fuel"
+_TOO_LARGE = "it is too large to be enforced"
 _REASONS = (
     (_FOREIGN, "it names a token that the model has not"),
     (r'Unimplemented keys: \[(?P<key>"[^]]*")\]', "the keyword {key} cannot be enforced"),
@@ -292,7 +312,7 @@ _REASONS = (
     (r"regex parse error|invalid regex|backreferences", "a regex or `pattern` has an error"),
     (r"required property '(?P<key>[^']{1,80})'", "the `required` property {key} cannot be there"),
     (r"Unsatisfiable schema", "its keywords contradict each other"),
-    (r"too (large|big|complex|many)|[Ll]imit|fuel", "it is too large to be enforced"),
+    (_LIMITS, _TOO_LARGE),
     (r"Invalid type: (?P<key>\S{1,40})", "the `type` {key} is none"),
     (r"Expected [^']*'(?P<key>\w{1,40})'", "the keyword `{key}` has a value of another type"),
     (r": (?P<key>\w{1,40}) must be", "the keyword `{key}` has a value of another type"),

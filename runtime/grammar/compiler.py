@@ -1,4 +1,5 @@
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,26 @@ if TYPE_CHECKING:
 _WORD_BITS = 32
 _FIELD = "grammar"
 _DEAD_END = "no token of the model goes on by this grammar"
+_SLOW = "this grammar takes too long to follow"
+_MASK_S, _SPARE_S = 0.01, 0.5
+
+
+class _Allowance:
+    """CPU time that the masks of a row, and the tokens between them, may take in the mean.
+
+    `_MASK_S` a mask, where what is left of it adds up to `_SPARE_S`: all rows wait meanwhile.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _SPARE_S
+
+    def take(self, began: float, given: float = 0.0) -> None:
+        """Count CPU time of the thread since `began`; raises `grammar_invalid` past the end."""
+        self._left = min(_SPARE_S, self._left + given - (time.thread_time() - began))
+        if self._left < 0:
+            raise HearthError("grammar_invalid", _SLOW, _FIELD)
 
 
 class GrammarMatcher:
@@ -26,11 +47,12 @@ class GrammarMatcher:
     Methods raise `grammar_invalid`, and the matcher is of no more use then.
     """
 
-    __slots__ = ("_buffer", "_end_tokens", "_matcher", "_vocab_size", "ended")
+    __slots__ = ("_allowance", "_buffer", "_end_tokens", "_matcher", "_vocab_size", "ended")
 
     def __init__(
         self, matcher: "LLMatcher", words: int, vocab_size: int, end_tokens: frozenset[int]
     ) -> None:
+        self._allowance = _Allowance()
         self._matcher, self._vocab_size, self._end_tokens = matcher, vocab_size, end_tokens
         self._buffer = np.zeros(words, np.uint32)
         self.ended = False
@@ -41,8 +63,9 @@ class GrammarMatcher:
 
         Bit t % 32 of word t // 32 allows token t; some are allowed, and none without a logit.
         """
-        buffer = self._buffer
+        buffer, began = self._buffer, time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
+        self._allowance.take(began, _MASK_S)
         words = -(-self._vocab_size // _WORD_BITS)
         mask = buffer[:words]
         if rest := self._vocab_size % _WORD_BITS:
@@ -80,6 +103,7 @@ class GrammarMatcher:
 
     def accept(self, token_id: int) -> None:
         """Follow a token, which the mask before it has allowed."""
+        began = time.thread_time()
         # A matcher that nothing can extend has stopped by itself, and takes no end token.
         if token_id in self._end_tokens:
             self.ended = self._matcher.is_accepting() and not self.ended
@@ -88,6 +112,7 @@ class GrammarMatcher:
             followed = not self.ended and self._matcher.consume_token(token_id)
         if not followed:
             raise HearthError("grammar_invalid", "this token is not of the grammar", _FIELD)
+        self._allowance.take(began)
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """Follow tokens that a row has had before, none of which has ended it."""
@@ -102,10 +127,10 @@ class GrammarMatcher:
             raise HearthError("grammar_invalid", "these tokens cannot be taken back", _FIELD)
 
     def fork(self) -> "GrammarMatcher":
-        """Return a matcher of its own in the same state."""
+        """Return a matcher of its own in the same state; they share the time that they may take."""
         words, vocab_size = self._buffer.size, self._vocab_size
         other = GrammarMatcher(self._matcher.deep_copy(), words, vocab_size, self._end_tokens)
-        other.ended = self.ended
+        other.ended, other._allowance = self.ended, self._allowance
         return other
 
 

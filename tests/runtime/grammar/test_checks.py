@@ -74,6 +74,7 @@ def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
         (A | {"minProperties": 2}, "`minProperties`"),
         ({"type": "object", "unevaluatedProperties": False}, "`unevaluatedProperties`"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}, "`oneOf`"),
+        ({"oneOf": [A | {"required": ["a"]}, B | {"type": "object"}]}, "`oneOf`"),
         ({"type": "string", "format": "path"}, "`format` path"),
         ({"type": "string", "pattern": "(?=too large)b"}, "look-around"),
         ({"type": "string", "pattern": "("}, "`pattern`"),
@@ -231,3 +232,8 @@ def test_without_the_extra_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(HearthError, match="pip install 'llguidance") as caught:
             check()
         assert caught.value.code == "unsupported_option"
+
+
+def test_properties_at_will_fit_the_limits() -> None:
+    names = [f"property {number}" for number in range(MOST_PROPERTIES)]
+    check_schemas({"schema": {"type": "object", "properties": {name: {} for name in names}}})

@@ -1,3 +1,4 @@
+import itertools
 import json
 import select
 from collections.abc import Iterator
@@ -177,3 +178,25 @@ def test_a_tokenizer_that_is_not_there_refuses_all(tmp_path: Path) -> None:
         made.matcher(json_term({}))
     assert caught.value.code == "unsupported_option"
     made.close()
+
+
+def test_a_grammar_beyond_the_limits_of_a_mask_is_called_too_large(
+    grammars: GrammarCompiler,
+) -> None:
+    with pytest.raises(HearthError, match="too large"):
+        grammars.matcher('start: s+\ns: s s | s s s | s s s s | /[a-z]/ | /[a-c]+/ | ""')
+
+
+def test_masks_that_take_too_long_fail_their_row(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matcher = grammars.matcher("start: /a+/")
+    # Each look at the clock is later by three times what a mask is given.
+    clock = itertools.count(step=0.0305)
+    monkeypatch.setattr("time.thread_time", lambda: next(clock))
+    for _ in range(24):
+        # They share what is left.
+        matcher = matcher.fork()
+        matcher.mask()
+    with pytest.raises(HearthError, match="too long"):
+        matcher.fork().mask()
