@@ -201,6 +201,7 @@ class _Size:
         for key, value in _keywords(schema, field):
             if key == _OPTIONS:
                 raise _invalid(f"the keyword {_OPTIONS} is not for clients", field)
+            _check_written(key, value, field)
             if key in ("properties", "patternProperties") and isinstance(value, dict):
                 self._properties += len(value)
             if key in _ALTERNATIVES and isinstance(value, list):
@@ -215,6 +216,63 @@ class _Size:
             raise _invalid("a schema has no values that JSON has not", field) from None
         if self._bytes > MOST_BYTES:
             raise _invalid(f"schemas have at most {MOST_BYTES} bytes", field)
+
+
+# Control characters without a short escape, and U+007F: llguidance leaves them out of texts in
+# silence, so that another text would pass. Where a set of characters has others it takes these.
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_CHARACTER = re.compile(
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[xu]\{[0-9a-fA-F]{1,8}\}|.)|.", re.DOTALL
+)
+_CONTROL_ESCAPE = re.compile(
+    r"\\(?:[av]|[xu]\{?0*(?:0?[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])\}?)|" + _CONTROL.pattern
+)
+
+
+def _check_written(key: str, value: Any, field: str) -> None:
+    if _has_unwritten(key, value):
+        raise _invalid(f"the keyword {key} has a control character that no reply can spell", field)
+
+
+def _has_unwritten(key: str, value: Any) -> bool:
+    """True if a keyword's texts have a character that JSON of a reply cannot have there."""
+    if key in {"const", "enum"}:
+        return any(_CONTROL.search(text) for text in _texts(value))
+    if key == "pattern":
+        return isinstance(value, str) and _names_unwritten(value)
+    if key == "patternProperties" and isinstance(value, dict):
+        return any(_names_unwritten(pattern) for pattern in value)
+    return False
+
+
+def _names_unwritten(pattern: str) -> bool:
+    """True if a regex has such a character outside of a set, or as all of a set."""
+    count, control = -1, False
+    for found in _CHARACTER.finditer(pattern):
+        one = found[0]
+        named = _CONTROL_ESCAPE.fullmatch(one) is not None
+        if count < 0 and named:
+            return True
+        if count < 0:
+            count = 0 if one == "[" else -1
+        elif one == "]" and count:
+            if control and count == 1:
+                return True
+            count, control = -1, False
+        else:
+            count, control = count + 1, control or named
+    return False
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value but names, which are spelt with any escape."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, (dict, list)):
+            left += one.values() if isinstance(one, dict) else one
 
 
 def _keywords(schema: Any, field: str) -> Iterator[tuple[str, Any]]:

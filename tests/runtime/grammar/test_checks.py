@@ -57,6 +57,8 @@ def deep(levels: int) -> dict[str, Any]:
         {"enum": [{"x-guidance": 1}, "é", 3], "default": {"x-guidance": {}}},
         {"type": "string", "format": "date-time"},
         {"type": "string", "pattern": "^[a-z]{2,5}$"},
+        {"type": "string", "pattern": r"^[^\x00-\x1f]+\\\\x01[^\x7f]\n$"},
+        {"enum": ["a\n\t\f", {"\x01": 1}]},
     ],
 )
 def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
@@ -75,6 +77,11 @@ def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
         ({"type": "object", "unevaluatedProperties": False}, "`unevaluatedProperties`"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]}, "`oneOf`"),
         ({"oneOf": [A | {"required": ["a"]}, B | {"type": "object"}]}, "`oneOf`"),
+        ({"const": {"a": ["b\x01"]}}, "const"),
+        ({"enum": ["a\x7f"]}, "enum"),
+        ({"type": "string", "pattern": "^a\\x01b$"}, "pattern"),
+        ({"type": "string", "pattern": "a[\\u{7f}]b"}, "pattern"),
+        ({"type": "object", "patternProperties": {"^\\v": {}}}, "patternProperties"),
         ({"type": "string", "format": "path"}, "`format` path"),
         ({"type": "string", "pattern": "(?=too large)b"}, "look-around"),
         ({"type": "string", "pattern": "("}, "`pattern`"),
