@@ -5,6 +5,7 @@ from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from hearth.runtime.errors import HearthError
 from hearth.runtime.packages import pip_install
@@ -49,6 +50,11 @@ _OTHERS = frozenset(
 )
 _DATA = frozenset({"enum", "const", "default", "examples", "example"})
 _ALTERNATIVES = frozenset({"enum", "anyOf", "oneOf", "allOf"})
+_NUMBERS = frozenset(
+    {"enum", "const", "multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+)
+# llguidance takes bounds for doubles, and overflows the stack of the process at -(2**63 - 1).
+_MOST_NUMBER = 1 << 53
 
 
 def available() -> bool:
@@ -201,7 +207,7 @@ class _Size:
         for key, value in _keywords(schema, field):
             if key == _OPTIONS:
                 raise _invalid(f"the keyword {_OPTIONS} is not for clients", field)
-            _check_written(key, value, field)
+            _check_keyword(key, value, field)
             if key in ("properties", "patternProperties") and isinstance(value, dict):
                 self._properties += len(value)
             if key in _ALTERNATIVES and isinstance(value, list):
@@ -229,15 +235,29 @@ _CONTROL_ESCAPE = re.compile(
 )
 
 
-def _check_written(key: str, value: Any, field: str) -> None:
+def _check_keyword(key: str, value: Any, field: str) -> None:
     if _has_unwritten(key, value):
         raise _invalid(f"the keyword {key} has a control character that no reply can spell", field)
+    if key in _NUMBERS and any(abs(one) > _MOST_NUMBER for one in _atoms(value, (int, float))):
+        raise _invalid(f"the keyword {key} has a number beyond 2^53, which is not exact", field)
+    if key == "$ref" and isinstance(value, str) and _leads_to_data(value):
+        raise _invalid("a `$ref` leads to a value, which is no schema", field)
+
+
+def _leads_to_data(reference: str) -> bool:
+    """True if the JSON pointer of a `$ref` goes through a keyword whose value is no schema."""
+    names = False
+    for part in unquote(reference.partition("#")[2]).split("/")[1:]:
+        if not names and part in _DATA:
+            return True
+        names = not names and part in _NAMES
+    return False
 
 
 def _has_unwritten(key: str, value: Any) -> bool:
     """True if a keyword's texts have a character that JSON of a reply cannot have there."""
     if key in {"const", "enum"}:
-        return any(_CONTROL.search(text) for text in _texts(value))
+        return any(_CONTROL.search(text) for text in _atoms(value, str))
     if key == "pattern":
         return isinstance(value, str) and _names_unwritten(value)
     if key == "patternProperties" and isinstance(value, dict):
@@ -264,12 +284,12 @@ def _names_unwritten(pattern: str) -> bool:
     return False
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value but names, which are spelt with any escape."""
+def _atoms(value: Any, kind: Any) -> Iterator[Any]:
+    """All texts or numbers in a value; names, which are spelt with any escape, are left out."""
     left = [value]
     while left:
         one = left.pop()
-        if isinstance(one, str):
+        if isinstance(one, kind):
             yield one
         elif isinstance(one, (dict, list)):
             left += one.values() if isinstance(one, dict) else one
