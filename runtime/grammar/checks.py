@@ -2,8 +2,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
+from math import isfinite, lcm
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -55,6 +57,8 @@ _NUMBERS = frozenset(
 )
 # llguidance takes bounds for doubles, and overflows the stack of the process at -(2**63 - 1).
 _MOST_NUMBER = 1 << 53
+# Numbers of a multiple are found by as many states as its digits say, those of two by the product.
+_MOST_MULTIPLE = 1000
 
 
 def available() -> bool:
@@ -204,7 +208,10 @@ class _Size:
         """Count a schema; raises `grammar_invalid` with the first bound that is exceeded."""
         if not isinstance(schema, (dict, bool)):
             raise _invalid("a schema is a map, true or false", field)
+        multiple = 1
         for key, value in _keywords(schema, field):
+            if key == "multipleOf":
+                multiple = _multiple_of(multiple, value, field)
             if key == _OPTIONS:
                 raise _invalid(f"the keyword {_OPTIONS} is not for clients", field)
             _check_keyword(key, value, field)
@@ -222,6 +229,17 @@ class _Size:
             raise _invalid("a schema has no values that JSON has not", field) from None
         if self._bytes > MOST_BYTES:
             raise _invalid(f"schemas have at most {MOST_BYTES} bytes", field)
+
+
+def _multiple_of(multiple: int, value: Any, field: str) -> int:
+    """Least common multiple with the digits of a number, without those zeros at its end."""
+    if not isinstance(value, (int, float)) or not isfinite(value):
+        return multiple
+    digits = Decimal(repr(value)).normalize().as_tuple().digits
+    multiple = lcm(multiple, int("".join(map(str, digits))) or 1)
+    if multiple > _MOST_MULTIPLE:
+        raise _invalid(f"its `multipleOf` need more than {_MOST_MULTIPLE} states", field)
+    return multiple
 
 
 # Control characters without a short escape, and U+007F: llguidance leaves them out of texts in
