@@ -210,19 +210,12 @@ class _Size:
             raise _invalid("a schema is a map, true or false", field)
         multiple = 1
         for key, value in _keywords(schema, field):
-            if key == "multipleOf":
-                multiple = _multiple_of(multiple, value, field)
             if key == _OPTIONS:
                 raise _invalid(f"the keyword {_OPTIONS} is not for clients", field)
             _check_keyword(key, value, field)
-            if key in ("properties", "patternProperties") and isinstance(value, dict):
-                self._properties += len(value)
-            if key in _ALTERNATIVES and isinstance(value, list):
-                self._entries += len(value)
-            if self._properties > MOST_PROPERTIES:
-                raise _invalid(f"more than {MOST_PROPERTIES} entries of `properties`", field)
-            if self._entries > MOST_ENUM_ENTRIES:
-                raise _invalid(f"more than {MOST_ENUM_ENTRIES} entries of `{key}`", field)
+            self._count(key, value, field)
+            if key == "multipleOf":
+                multiple = _multiple_of(multiple, value, field)
         try:
             self._bytes += len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
         except (TypeError, ValueError):
@@ -230,10 +223,20 @@ class _Size:
         if self._bytes > MOST_BYTES:
             raise _invalid(f"schemas have at most {MOST_BYTES} bytes", field)
 
+    def _count(self, key: str, value: Any, field: str) -> None:
+        if key in ("properties", "patternProperties") and isinstance(value, dict):
+            self._properties += len(value)
+        if key in _ALTERNATIVES and isinstance(value, list):
+            self._entries += len(value)
+        if self._properties > MOST_PROPERTIES:
+            raise _invalid(f"more than {MOST_PROPERTIES} entries of `properties`", field)
+        if self._entries > MOST_ENUM_ENTRIES:
+            raise _invalid(f"more than {MOST_ENUM_ENTRIES} entries of `{key}`", field)
+
 
 def _multiple_of(multiple: int, value: Any, field: str) -> int:
     """Least common multiple with the digits of a number, without those zeros at its end."""
-    if not isinstance(value, (int, float)) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
         return multiple
     digits = Decimal(repr(value)).normalize().as_tuple().digits
     multiple = lcm(multiple, int("".join(map(str, digits))) or 1)

@@ -84,6 +84,8 @@ def test_a_schema_that_can_be_enforced_passes(schema: Schema) -> None:
         ({"type": "integer", "multipleOf": 1001}, "`multipleOf`"),
         ({"allOf": [{"type": "integer", "multipleOf": 97}, {"multipleOf": 1.01}]}, "`multipleOf`"),
         ({"type": "number", "multipleOf": float("nan")}, "JSON"),
+        ({"type": "number", "multipleOf": True}, "`multipleOf`"),
+        ({"type": "number", "multipleOf": 10**400}, "multipleOf"),
         ({"enum": [{"a": [1e300]}]}, "enum"),
         ({"type": "integer", "minimum": 2**53 + 1}, "minimum"),
         ({"$ref": "#/default", "default": {"enum": ["\x01"]}}, "`$ref`"),
