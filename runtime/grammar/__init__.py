@@ -14,6 +14,7 @@ from hearth.runtime.grammar.checks import (
     json_term,
     regex_term,
     require,
+    unforced,
 )
 from hearth.runtime.grammar.compiler import GrammarCompiler, GrammarMatcher
 
@@ -28,4 +29,5 @@ __all__ = [
     "json_term",
     "regex_term",
     "require",
+    "unforced",
 ]

@@ -136,6 +136,14 @@ def regex_term(pattern: str) -> str:
     return f"/{regex_to_lark(pattern, '')}/"
 
 
+_UNFORCED = '%llguidance {"no_forcing":true}\n'
+
+
+def unforced(grammar: str) -> str:
+    """Lark grammar of which no mask looks ahead for text that it forces, which may have no end."""
+    return _UNFORCED + grammar
+
+
 def check_schemas(schemas: Mapping[str, Schema]) -> None:
     """Refuse schemas by field that together are too large, or of which one cannot be enforced.
 
@@ -175,10 +183,12 @@ def check_lark(text: str, field: str = "lark") -> None:
     _check_bytes(text, field)
     if text.lstrip().startswith("{"):
         raise _invalid("a Lark grammar is text with a rule `start`", field)
+    if "%llguidance" in text:
+        raise _invalid("the directive %llguidance is not for clients", field)
     size = _Size()
     for schema in _json_terms(text):
         size.add(schema, field)
-    _try(text, field)
+    _try(unforced(text), field)
 
 
 # Of a parser, for one mask, and for its states, which stay in memory as long as the grammar does.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hearth.runtime.errors import HearthError
-from hearth.runtime.grammar import json_term, regex_term
+from hearth.runtime.grammar import json_term, regex_term, unforced
 from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, takes_one_call
 from hearth.runtime.text.reply_format import CallForm
 from hearth.runtime.text.reply_parser import types_of
@@ -68,7 +68,7 @@ def reply_grammar(
     writer = _Writer(tokenizer)
     alone = not (tools or writer.reasons)
     if response_format is not None and response_format.kind == "lark" and alone:
-        return response_format.grammar
+        return unforced(response_format.grammar)
     answer = "text" if response_format is None else writer.answer(response_format)
     if forced:
         body = writer.calls(tools, conversation)
@@ -84,7 +84,7 @@ def reply_grammar(
 def answer_grammar(response_format: ResponseFormat) -> str:
     """The grammar of an answer alone, as that to a raw prompt is."""
     if response_format.kind == "lark":
-        return response_format.grammar
+        return unforced(response_format.grammar)
     return f"start: {_answer_term(response_format)}"
 
 
@@ -144,7 +144,8 @@ class _Writer:
         grammar = f"{text}\n{base}\n"
         if not self._client:
             return grammar
-        parts = [{"lark_grammar": grammar}, {"name": "answer", "lark_grammar": self._client}]
+        client = {"name": "answer", "lark_grammar": self._client}
+        parts = [{"lark_grammar": unforced(grammar)}, client]
         return json.dumps({"grammars": parts}, ensure_ascii=False)
 
     def answer(self, asked: ResponseFormat) -> str:

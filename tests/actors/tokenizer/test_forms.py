@@ -8,6 +8,7 @@ import pytest
 
 from hearth.actors.messages import Failed, Request
 from hearth.runtime.errors import HearthError
+from hearth.runtime.grammar import unforced
 from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, Turn
 from hearth.runtime.text.tokenizer import Tokenizer
 from tests.actors.tokenizer.test_actor import harness
@@ -43,7 +44,7 @@ REFUSED = 2
     ("prompt", "form", "grammar"),
     [
         ("x", ResponseFormat("regex", grammar="on|off"), "start: /on|off/"),
-        ("x", ResponseFormat("lark", grammar='start: "on"'), 'start: "on"'),
+        ("x", ResponseFormat("lark", grammar='start: "on"'), unforced('start: "on"')),
         ("x", ResponseFormat("json_object"), "start: %json"),
         ("x", ResponseFormat("json_schema", schema=OBJECT), "start: %json"),
         (None, ResponseFormat("json_schema", schema=OBJECT), "%json"),

@@ -212,6 +212,7 @@ def test_a_regex_that_cannot_be_enforced_is_refused(pattern: str, named: str) ->
         'start: <think> BODY </think> "a"\nBODY: /[a-z]+/',
         "start: <[151668]> %json {}",
         '// %json {"x\nstart: "%json" "{"',
+        'start: /a+/ "a"',
     ],
 )
 def test_a_lark_grammar_passes_also_with_tokens_of_the_model(text: str) -> None:
@@ -230,6 +231,7 @@ def test_a_lark_grammar_passes_also_with_tokens_of_the_model(text: str) -> None:
         ('start: %json {"x-guid\\u0061nce": {"lenient": true}}', "x-guidance"),
         ("start: %json " + json.dumps({"enum": list(range(MOST_ENUM_ENTRIES + 1))}), "`enum`"),
         ("start: %json " + '{"items":' * 500 + "{}" + "}" * 500, "levels deep"),
+        ('%llguidance {"no_forcing": false}\nstart: "a"', "llguidance"),
         ('{"grammars": [{"json_schema": {"x-guidance": {"lenient": true}}}]}', "rule `start`"),
     ],
 )

@@ -141,6 +141,7 @@ def test_reasoning_ends_with_its_budget(folder: Path, accepts: Accepts, *, opene
         (ResponseFormat("json_schema", SCHEMA), '{"text": "a"}', '{"text": 1}'),
         (REGEX, "aaa", "b"),
         (ResponseFormat("lark", grammar='start: "x" y\ny: /[0-9]+/'), "x12", "xy"),
+        (ResponseFormat("lark", grammar='start: "x" /x+/ | /a+/ /a+/'), "xx", "xy"),
     ],
 )
 def test_an_answer_has_its_form_behind_reasoning(
