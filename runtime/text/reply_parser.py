@@ -71,7 +71,7 @@ class ReplyParser(Scanner):
         # Text from here on was neither released nor belongs to a mark or a call.
         self._kept = 0
         self._streaming = False
-        self._calls = 0
+        self._heads = self._calls = 0
         self._marks: dict[str, Mark] = {}
         self._reasoning = [self._mark(one) for one in shape.reasoning]
         channels = shape.calls is not None and shape.calls.kind == "channels"
@@ -238,7 +238,7 @@ class ReplyParser(Scanner):
         self.at = self._kept
 
     def _complete(self) -> None:
-        self._found.calls.append(CallPiece(self._calls, complete=True))
+        self._found.calls.append(CallPiece(self._heads - 1, complete=True))
         self._calls += 1
         self._kept = self.at
 
@@ -261,11 +261,13 @@ class ReplyParser(Scanner):
         if name not in self._tools:
             raise NotThereError
         call_id = call_id or "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
-        self._found.calls.append(CallPiece(self._calls, call_id, name))
+        # One that breaks off keeps its number: pieces of the next one are not joined to it.
+        self._found.calls.append(CallPiece(self._heads, call_id, name))
+        self._heads += 1
 
     def _give(self, arguments: str) -> None:
         """Release a piece of the arguments' text; all text so far belongs to it."""
-        self._found.calls.append(CallPiece(self._calls, arguments=arguments))
+        self._found.calls.append(CallPiece(self._heads - 1, arguments=arguments))
         self._kept = self.at
 
     def _stream(self) -> None:

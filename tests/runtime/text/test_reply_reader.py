@@ -168,6 +168,18 @@ def test_text_goes_on_where_arguments_are_none(tokenizer: Tokenizer) -> None:
     assert "".join(one.text for one in pieces) == "nonsense}}\n</tool_call> b"
 
 
+def test_a_call_behind_one_that_breaks_off_has_a_number_of_its_own(tokenizer: Tokenizer) -> None:
+    broken = '<tool_call>\n{"name": "light", "arguments": {"text": "a", nonsense}}\n</tool_call>'
+    reply = f"{broken} {spell(KNOWN_FORMATS['hermes'], CALLS[0])}"
+    found = [
+        call for one in pieces_of(tokenizer, reply, KNOWN_FORMATS["hermes"]) for call in one.calls
+    ]
+    assert [call.index for call in found if call.id] == [0, 1]
+    arguments = "".join(call.arguments for call in found if call.index == 1)
+    assert json.loads(arguments) == CALLS[0][0][1]
+    assert [call.index for call in found if call.complete] == [1]
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_a_reply_may_end_with_the_last_argument(tokenizer: Tokenizer, name: str) -> None:
     shape = KNOWN_FORMATS[name]
