@@ -50,7 +50,7 @@ class Answered:
 
     def tokens(self, choice: int = 0) -> list[int]:
         """Token ids of all deltas of a reply."""
-        return [token for one in self._of(choice) for token in one["tokens"]]
+        return [token for one in self._of(choice) for token in one.get("tokens") or ()]
 
     def logprobs(self) -> list[dict[str, Any]]:
         """Log probabilities of all tokens."""
@@ -91,7 +91,7 @@ class Driver:
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def do(self, command: str, name: str | None = None, **fields: Any) -> None:
+    def do(self, command: str, name: str | None = None, /, **fields: Any) -> None:
         """Send a command, about the request `name`."""
         about = {} if name is None else {"as": name}
         line = json.dumps({"do": command, **about, **fields}) + "\n"
@@ -105,12 +105,12 @@ class Driver:
         welcome: Event = self.expect("connected")["welcome"]
         return welcome
 
-    def generate(self, name: str, *, read: bool = True, **request: Any) -> None:
+    def generate(self, name: str, /, *, read: bool = True, **request: Any) -> None:
         """Start a generation."""
         unread = {} if read else {"read": False}
         self.do("generate", name, request=request, **unread)
 
-    def ask(self, name: str, **request: Any) -> Answered:
+    def ask(self, name: str, /, **request: Any) -> Answered:
         """Start a generation and read it to its end."""
         self.generate(name, **request)
         return self.answered(name)
