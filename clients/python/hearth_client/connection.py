@@ -24,6 +24,7 @@ from hearth_client.protocol import (
     Bye,
     Cancel,
     Delta,
+    Detokenize,
     Detokenized,
     Done,
     Error,
@@ -32,7 +33,9 @@ from hearth_client.protocol import (
     Leased,
     Request,
     ServerMessage,
+    Status,
     StatusReport,
+    Tokenize,
     Tokens,
     Welcome,
 )
@@ -43,6 +46,12 @@ FEATURES = ("reasoning", "tool_calls", "end_details")
 """Features of the protocol that a client has unless it is told others."""
 RENEWALS = 3
 """Renewals in the time of a lease: two of them may be late."""
+
+_ENDS_WITH: dict[type[Request], type[Reply]] = {
+    Tokenize: Tokens,
+    Detokenize: Detokenized,
+    Status: StatusReport,
+}
 
 
 class _Kind(msgspec.Struct):
@@ -56,14 +65,15 @@ _KINDS = {kind.__struct_config__.tag for kind in get_args(ServerMessage)}
 class Exchange:
     """Answers to one request so far, filled by its Connection.
 
-    `deltas` holds those not yet taken by the reader. `ended` turns true with `done`, a `reply`
-    or an `error`, whichever comes.
+    `deltas` holds those not yet taken by the reader. `ended` turns true with `done`, a `reply` or
+    an `error`, whichever comes; `ends_with` is the kind of answer that may.
     """
 
-    __slots__ = ("accepted", "deltas", "done", "error", "id", "next_seq", "reply")
+    __slots__ = ("accepted", "deltas", "done", "ends_with", "error", "id", "next_seq", "reply")
 
     def __init__(self, request_id: str) -> None:
         self.id = request_id
+        self.ends_with: type[Done | Reply] = Done
         self.accepted: Accepted | None = None
         self.deltas: deque[Delta] = deque()
         self.next_seq = 0
@@ -142,7 +152,9 @@ class Connection:
         Raises RequestRefused for a request that is not to be sent.
         """
         exchange = Exchange(str(next(self._numbers)))
-        data = self._encode(build(exchange.id))
+        message = build(exchange.id)
+        exchange.ends_with = _ENDS_WITH.get(type(message), Done)
+        data = self._encode(message)
         self._check_size(data)
         if frames:
             self._check_frames(frames)
@@ -191,7 +203,8 @@ class Connection:
         refused = (message.code, message.field) == ("unsupported_option", "features")
         if refused and self.welcome is None and self._hello.features:
             self._hello.features, self._says_less = [], True
-        else:
+        elif message.code != "hello_required" or self.welcome is not None:
+            # Before a welcome it answers what was sent before this hello.
             self.lose(error_for(message))
 
     def lose(self, error: HearthClientError) -> list[Exchange]:
@@ -277,10 +290,12 @@ class Connection:
             exchange.accepted = message
             return exchange
         del self._open[message.id]
-        if isinstance(message, Done):
-            exchange.done = message
-        elif isinstance(message, Error):
+        if isinstance(message, Error):
             exchange.error = error_for(message)
+        elif not isinstance(message, exchange.ends_with):
+            exchange.error = ProtocolViolation("the server answered with another kind of message")
+        elif isinstance(message, Done):
+            exchange.done = message
         else:
             exchange.reply = message
         return exchange

@@ -297,6 +297,8 @@ _BY_CODE["hello_required"] = ConnectionLost
 
 def error_for(answer: Error) -> HearthClientError:
     """The exception for an `error` answer; a code unknown here becomes a ServerError."""
-    error = _BY_CODE.get(answer.code, ServerError)(answer.message, answer.field, answer.code)
+    kind = _BY_CODE.get(answer.code, ServerError)
+    code = answer.code if kind is ServerError else kind.code
+    error = kind(answer.message, answer.field, code)
     error.retry_after_s, error.usage = answer.retry_after_s, answer.usage
     return error
