@@ -9,13 +9,19 @@ from msgspec import inspect
 
 import hearth_client
 from hearth.daemon.door.faults import describe
+from hearth.daemon.door.requests import FEATURES
+from hearth.daemon.door.wire import MessageError, decode
 from hearth.runtime.errors import CODES
+from hearth_client.connection import Connection
 from hearth_client.errors import (
     _BY_CODE,
+    ConnectionFailed,
     HearthClientError,
     InvalidValue,
+    ProtocolViolation,
     RequestRefused,
     ServerError,
+    ServiceFailed,
     UnsupportedOption,
     error_for,
 )
@@ -52,6 +58,92 @@ def test_bytes_mean_what_is_written(side: str, vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("side", SIDES)
 def test_every_message_type_has_a_vector(side: str) -> None:
     assert {vector["message"]["t"] for vector in load(side)} == set(structs(SIDES[side]))
+
+
+def used(kind: inspect.Type, value: object) -> set[str]:
+    """Fields and words of a type that a value has, as `Struct.field` and by themselves."""
+    match kind, value:
+        case inspect.UnionType(), _:
+            return set[str]().union(*(used(one, value) for one in kind.types))
+        case inspect.StructType(), dict() if kind.tag in {None, value.get(kind.tag_field or "")}:
+            given = [field for field in kind.fields if field.name in value]
+            found = (used(field.type, value[field.name]) for field in given)
+            return {f"{kind.cls.__name__}.{one.name}" for one in given}.union(*found)
+        case inspect.ListType(), list():
+            return set[str]().union(*(used(kind.item_type, one) for one in value))
+        case inspect.LiteralType(), str():
+            return {value} & {*map(str, kind.values)}
+    return set()
+
+
+def offered(kind: inspect.Type) -> dict[str, str]:
+    """Fields and words of a type, likewise, each with its name on the wire."""
+    match kind:
+        case inspect.UnionType():
+            return {name: wire for one in kind.types for name, wire in offered(one).items()}
+        case inspect.StructType():
+            found = {f"{kind.cls.__name__}.{field.name}": field.name for field in kind.fields}
+            for field in kind.fields:
+                found |= offered(field.type)
+            return found
+        case inspect.ListType():
+            return offered(kind.item_type)
+        case inspect.LiteralType():
+            return {str(value): str(value) for value in kind.values}
+    return {}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_every_field_and_word_has_a_vector_and_its_place_in_the_specification(side: str) -> None:
+    kind = inspect.type_info(SIDES[side])
+    names = offered(kind)
+    assert len(names) > 50
+    assert names.keys() == set[str]().union(*(used(kind, one["message"]) for one in load(side)))
+    words = {*re.findall(r"[\w.]+", " ".join(re.findall(r"`[^`\n]+`", PROTOCOL_TEXT)))}
+    words |= {*re.findall(r"\w+", " ".join(re.findall(r"\| one of [^|]+", PROTOCOL_TEXT)))}
+    assert [name for name, wire in names.items() if wire not in words] == []
+
+
+def depth(value: Any) -> int:
+    """Maps and lists in one another, the outermost counted."""
+    if not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+def test_arguments_of_the_greatest_depth_are_taken_and_deeper_ones_are_not() -> None:
+    deepest = max(
+        (bytes.fromhex(one["hex"]) for one in load("requests")),
+        key=lambda data: depth(msgspec.msgpack.decode(data)),
+    )
+    message = decode(deepest)
+    assert isinstance(message, Generate)
+    assert message.messages is not None
+    call = message.messages[1].tool_calls[0]
+    assert depth(msgspec.msgpack.decode(deepest)) == 69
+    assert depth(call.arguments) == 64
+    call.arguments = {"a": call.arguments}
+    with pytest.raises(MessageError, match="64 deep"):
+        decode(msgspec.msgpack.encode(message))
+
+
+def test_answers_nest_no_deeper_than_the_specification_says() -> None:
+    known = [one for one in load("answers") if "of a later server" not in one["name"]]
+    depths = {depth(one["message"]) for one in [*known, *load("conversation")]}
+    assert max(depths) == 5
+    assert max(depth(one["message"]) for one in load("answers")) == 16
+
+
+@pytest.mark.parametrize("vector", load("malformed_answers"), ids=lambda vector: vector["name"])
+def test_malformed_answers_are_ignored_or_end_the_session(vector: dict[str, Any]) -> None:
+    connection = Connection("", None, 5.0)
+    exchange, _ = connection.request(lambda name: Generate(id=name, prompt="x"), 0.0)
+    assert exchange.id == "1"
+    assert connection.receive(bytes.fromhex(vector["hex"]), 0.0) is None
+    ends = vector["client"] == "ends the session"
+    assert vector["client"] in {"ends the session", "ignores"}
+    assert isinstance(connection.failure, ProtocolViolation) == ends == exchange.ended
+    assert not exchange.deltas
 
 
 def test_the_conversation_is_the_one_in_the_specification() -> None:
@@ -100,10 +192,21 @@ def test_the_specification_has_every_answer_field(name: str) -> None:
         assert (rows[field.name][-1] == " ?") == (not field.required), field.name
 
 
-def documented_codes() -> set[str]:
-    text = (CLIENTS / "PROTOCOL.md").read_text(encoding="utf-8")
-    table = text.split("## Error codes")[1].split("## Versions")[0]
-    return set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+def test_the_specification_has_every_feature() -> None:
+    listed = re.search(r"^Features of version 1: (.*?)\. Those", PROTOCOL_TEXT, re.MULTILINE)
+    assert listed
+    documented = re.findall(r"`(\w+)`", listed[1])
+    of_models = {"images", "reasoning", "response_format", "template", "tools"}
+    assert documented == sorted({*FEATURES, *of_models})
+
+
+def documented_codes() -> dict[str, str]:
+    """Kinds of the table of errors, by code."""
+    table = PROTOCOL_TEXT.split("## Error codes")[1].split("## Versions")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", table, re.MULTILINE))
+
+
+KINDS = {"request": RequestRefused, "service": ServiceFailed, "connection": ConnectionFailed}
 
 
 def test_a_code_becomes_its_exception() -> None:
@@ -131,10 +234,11 @@ def test_an_unknown_code_is_kept_in_a_server_error() -> None:
 def test_every_documented_code_has_its_exception(code: str) -> None:
     assert code in CODES
     assert code in _BY_CODE or code == ServerError.code, "add a class to hearth_client.errors"
+    assert issubclass(_BY_CODE.get(code, ServerError), KINDS[documented_codes()[code]])
 
 
 def test_every_exception_is_documented_and_exported() -> None:
-    assert set(_BY_CODE) <= documented_codes()
+    assert set(_BY_CODE) <= set(documented_codes())
     for kind in _BY_CODE.values():
         assert issubclass(kind, HearthClientError)
         assert vars(hearth_client)[kind.__name__] is kind
