@@ -275,7 +275,7 @@ def test_a_session_that_the_server_forgot_is_opened_anew(door: Harness) -> None:
         client.tokenize("a")
         sessions = door.door._tracker.sessions
         door.on_loop(lambda: [sessions.drop(session) for session in sessions.all()])
-        with pytest.raises(ConnectionLost, match="hello_required"):
+        with pytest.raises(ConnectionLost, match="connection_lost"):
             generation.text()
         assert client.tokenize("a") == [97]
         assert client.connect().epoch == epoch
