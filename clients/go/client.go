@@ -29,7 +29,7 @@ var Features = []string{"reasoning", "tool_calls", "end_details", "token_bytes"}
 
 const (
 	defaultTimeout   = 5 * time.Second
-	defaultReadAhead = 1 << 20
+	defaultReadAhead = 8 << 20
 	// Times between attempts to reach a daemon that is about to come back.
 	firstPause, lastPause = 20 * time.Millisecond, 200 * time.Millisecond
 )
@@ -54,7 +54,7 @@ type Options struct {
 	Lease time.Duration
 	// Features in place of those of the variable Features. None is an empty slice that is not nil.
 	Features []string
-	// ReadAhead is the bytes of one stream that may wait unread, 1 MiB by default.
+	// ReadAhead is the bytes of one stream that may wait unread, 8 MiB by default.
 	ReadAhead int
 }
 
@@ -293,7 +293,7 @@ func (c *Client) attempt(ctx context.Context, deadline time.Time) (*session, err
 		_ = socket.Close()
 		return nil, err
 	}
-	return newSession(&c.options, socket, conn, welcome), nil
+	return newSession(&c.options, conn, welcome), nil
 }
 
 // interruptible shakes hands until the context ends or the client is closed.

@@ -53,7 +53,6 @@ func (x *exchange) abandon(err error) {
 	x.end(nil, err)
 	x.mu.Lock()
 	x.deltas, x.bytes = nil, 0
-	x.changed.Broadcast()
 	x.mu.Unlock()
 	if x.session.forget(x) && x.generates {
 		x.session.cancel(x)
@@ -74,21 +73,20 @@ func (x *exchange) watch(ctx context.Context) {
 	}()
 }
 
-// put adds a delta. While more than readAhead bytes of them wait it blocks, and with it the reader
-// of the connection, so that the daemon feels it: it joins deltas, and gives up after 10 seconds.
-func (x *exchange) put(delta *Delta, bytes int) {
+// put adds a delta; false where more than ReadAhead bytes of them wait. The protocol has no flow
+// control of one stream, and to read no more would hold up all others.
+func (x *exchange) put(delta *Delta, bytes int) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for x.bytes > x.session.options.ReadAhead && !x.ended() {
-		x.session.paused.Store(true)
-		x.changed.Wait()
+	if x.bytes > x.session.options.ReadAhead {
+		return false
 	}
-	x.session.paused.Store(false)
 	if !x.ended() {
 		x.deltas = append(x.deltas, queued{delta, bytes})
 		x.bytes += bytes
 		x.changed.Broadcast()
 	}
+	return true
 }
 
 // take waits for the next delta; nil when the request has ended and none is left.
@@ -105,7 +103,6 @@ func (x *exchange) take() *Delta {
 	x.deltas[0] = queued{}
 	x.deltas = x.deltas[1:]
 	x.bytes -= first.bytes
-	x.changed.Broadcast()
 	return first.delta
 }
 

@@ -2,7 +2,6 @@ package hearth
 
 import (
 	"errors"
-	"net"
 	"os"
 	"strconv"
 	"sync"
@@ -23,12 +22,10 @@ const (
 // another one writes, and keeps the lease.
 type session struct {
 	options *Options
-	socket  net.Conn
 	conn    *zmtp.Conn
 	writes  chan *message
 	over    chan struct{}
 	heard   atomic.Bool
-	paused  atomic.Bool
 
 	mu      sync.Mutex
 	welcome *Welcome
@@ -38,9 +35,9 @@ type session struct {
 	endedAt time.Time
 }
 
-func newSession(options *Options, socket net.Conn, conn *zmtp.Conn, welcome *Welcome) *session {
+func newSession(options *Options, conn *zmtp.Conn, welcome *Welcome) *session {
 	s := &session{
-		options: options, socket: socket, conn: conn, welcome: welcome,
+		options: options, conn: conn, welcome: welcome,
 		writes: make(chan *message), over: make(chan struct{}), open: map[string]*exchange{},
 	}
 	s.heard.Store(true)
@@ -96,7 +93,7 @@ func (s *session) write(lease time.Duration) {
 			return
 		case out = <-s.writes:
 		case <-ticker.C:
-			if s.heard.Swap(false) || s.paused.Load() {
+			if s.heard.Swap(false) {
 				silent = 0
 			} else {
 				silent += every
@@ -167,7 +164,11 @@ func (s *session) take(answer any, bytes int) {
 				"delta %d came where %d was due", answer.Seq, x.seq))
 		default:
 			x.seq++
-			x.put(&answer.Delta, bytes)
+			if !x.put(&answer.Delta, bytes) {
+				s.close(x, nil, failure(SlowClient, "", nil,
+					"%d bytes of the stream have not been read", s.options.ReadAhead))
+				go s.cancel(x)
+			}
 		}
 	case *doneAnswer:
 		s.terminal(answer.ID, answer, true)
@@ -191,7 +192,7 @@ func (s *session) fault(answer *errorAnswer) {
 		return
 	}
 	switch err.Code {
-	case ConnectionLost, LeaseExpired, NotAllowed, SlowClient, ShuttingDown:
+	case ConnectionLost, LeaseExpired, NotAllowed:
 		s.end(err)
 	}
 	// Others answer one message that names no request; all goes on.

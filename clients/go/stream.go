@@ -7,8 +7,8 @@ import (
 )
 
 // Stream is a generation as it comes. Its methods are for one goroutine, but Cancel and Close for
-// any. Read it to its end or close it: once Options.ReadAhead bytes of it wait unread, nothing more
-// is read for this client until there is room, and the daemon ends what is open after 10 seconds.
+// any. Read it to its end or close it: a stream of which more than Options.ReadAhead bytes wait
+// unread is cancelled, and ends with SlowClient.
 type Stream struct {
 	exchange *exchange
 	delta    Delta

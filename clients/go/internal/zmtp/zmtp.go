@@ -22,8 +22,8 @@ const (
 	// Answers have 8 MiB at most; a peer that announces more than twice that is not a daemon.
 	messageBytes = 16 << 20
 	commandBytes = 4096
-	// Frames of one message, of which the first alone is kept.
-	maxFrames = 1024
+	// Frames of one message: the first, which alone is kept, and so many more.
+	maxFrames = 1 + 1024
 	// Commands that mean nothing here are dropped, so many of one peer.
 	unknownCommands = 64
 	// Sizes of a PING's time-to-live and of its context, which the PONG returns.
@@ -39,7 +39,7 @@ var (
 		0: 0xff, 8: 1, signedAt: 0x7f, majorAt: 3, 11: 1,
 		mechanismAt: 'N', 'U', 'L', 'L',
 	}
-	ready = pack("READY", "\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00")
+	ready = pack("READY", "\x0bSocket-Type\x00\x00\x00\x06DEALER")
 )
 
 // Violation is what a peer did against ZMTP or against the limits of this side.
@@ -186,7 +186,7 @@ func (c *Conn) command(size uint64) (name, rest string, err error) {
 	split := 1 + int(body[0])
 	name, rest = string(body[1:split]), string(body[split:])
 	if name == "ERROR" {
-		return "", "", Violation("told of an error")
+		return "", "", Violation(fmt.Sprintf("told of an error: %.255q", rest))
 	}
 	return name, rest, nil
 }
