@@ -137,12 +137,12 @@ func failure(code Code, field string, cause error, format string, values ...any)
 
 // errorAnswer is the answer `error`.
 type errorAnswer struct {
-	ID         string   `json:"id"`
+	ID         string   `json:"id,omitempty"`
 	Code       string   `json:"code"`
 	Message    string   `json:"message"`
-	Field      string   `json:"field"`
-	RetryAfter *float64 `json:"retry_after_s"`
-	Usage      *Usage   `json:"usage"`
+	Field      string   `json:"field,omitempty"`
+	RetryAfter *float64 `json:"retry_after_s,omitempty"`
+	Usage      *Usage   `json:"usage,omitempty"`
 }
 
 func (a *errorAnswer) error() *Error {

@@ -14,7 +14,7 @@ import (
 const (
 	// Renewals in the time of a lease: two of them may be late.
 	renewals = 3
-	// Time for the last message to leave.
+	// Time for the last message to leave, and for the last ones to be read.
 	farewell = 100 * time.Millisecond
 )
 
@@ -104,7 +104,12 @@ func (s *session) write(lease time.Duration) {
 			}
 		}
 		if err := s.conn.Write(append([][]byte{out.data}, out.frames...)...); err != nil {
-			s.end(s.lossOf(err))
+			// What the daemon had sent before it went is still to be read.
+			select {
+			case <-s.over:
+			case <-time.After(farewell):
+				s.end(s.lossOf(err))
+			}
 			return
 		}
 	}
