@@ -212,10 +212,11 @@ func decodeAnswer(frame []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	kind, known := kindsOfAnswers[fields["t"]]
-	if _, typed := fields["t"]; !typed {
+	if fields["t"] == nil {
 		return nil, errors.New("an answer has no type")
-	} else if !known {
+	}
+	kind, known := kindsOfAnswers[string(fields["t"])]
+	if !known {
 		return nil, nil
 	}
 	for _, name := range kind.required {
@@ -244,10 +245,10 @@ const (
 var errCutShort = errors.New("a message is cut short")
 
 // scan checks that data is one whole map of msgpack with text keys, and returns its fields but nil:
-// a text as it is, another value as an empty one.
-func scan(data []byte) (map[string]string, error) {
+// a text as it is, another value as nil.
+func scan(data []byte) (map[string][]byte, error) {
 	s := scanner{data: data}
-	fields := map[string]string{}
+	fields := map[string][]byte{}
 	kind, size, err := s.head()
 	if err != nil {
 		return nil, err
@@ -268,7 +269,7 @@ func scan(data []byte) (map[string]string, error) {
 			return nil, err
 		}
 		if kind != aNil {
-			fields[string(text)] = string(value)
+			fields[string(text)] = value
 		}
 	}
 	if s.at != len(data) {

@@ -519,6 +519,7 @@ func TestHostileBytesOfAnswers(t *testing.T) {
 		"a byte too many":           []byte("\x82\xa1t\xa6leased\xa7seconds\x01\x00"),
 		"a key that is a number":    []byte("\x82\x01\x01\xa1t\xa6leased"),
 		"no type":                   []byte("\x81\xa7seconds\x01"),
+		"a type that is a number":   []byte("\x82\xa1t\x01\xa7seconds\x01"),
 		"nil for what is required":  []byte("\x82\xa1t\xa6leased\xa7seconds\xc0"),
 		"more values than could be": append([]byte("\x81\xa1x\xdd\x00\x50\x00\x00"), make([]byte, 0x500000)...),
 	} {

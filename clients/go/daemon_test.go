@@ -140,10 +140,13 @@ func (p *peer) receive() fields {
 	return message
 }
 
-// expect returns the next message, which has to be of this type.
+// expect returns the next message but leases, which has to be of this type.
 func (p *peer) expect(kind string) fields {
 	p.tb.Helper()
 	message := p.receive()
+	for kind != "lease" && message["t"] == "lease" {
+		message = p.receive()
+	}
 	if message["t"] != kind {
 		p.tb.Fatalf("%v came, not %s", message, kind)
 	}
