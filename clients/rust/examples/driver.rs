@@ -255,11 +255,8 @@ fn kind(error: &Error) -> &'static str {
 fn delta_fields(delta: &Delta) -> Value {
     let mut fields = to_json(delta);
     fields["tokens"] = json!(delta.tokens);
-    for (token, told) in delta
-        .logprobs
-        .iter()
-        .zip(fields["logprobs"].as_array_mut().into_iter().flatten())
-    {
+    let told = fields.get_mut("logprobs").and_then(Value::as_array_mut);
+    for (token, told) in delta.logprobs.iter().zip(told.into_iter().flatten()) {
         if !token.token_bytes.is_empty() {
             told["token_bytes"] = json!(base64::encode(&token.token_bytes));
         }

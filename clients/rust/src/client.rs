@@ -52,7 +52,7 @@ impl Default for Options {
             name: String::new(),
             features: FEATURES.map(str::to_owned).into(),
             status_only: false,
-            buffer_bytes: 8 << 20,
+            buffer_bytes: 16 << 20,
         }
     }
 }
@@ -122,7 +122,7 @@ impl Options {
         }
     }
 
-    /// Bytes of one reply that may wait for its reader, by default 8 MiB; with more it ends with `slow_client`.
+    /// Bytes of one reply that may wait for its reader, by default 16 MiB; with more it ends with `slow_client`.
     #[must_use]
     pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
         Self {

@@ -768,7 +768,7 @@ pub struct Accepted {
 pub struct Delta {
     pub(crate) id: String,
     /// Counts 0, 1, 2 and so on.
-    pub seq: u64,
+    pub seq: i64,
     /// More of the answer; may be empty.
     pub text: String,
     /// Tokens since the last delta.

@@ -23,7 +23,7 @@ pub(crate) enum Effect {
 #[derive(Debug)]
 struct Open {
     exchange: Arc<Exchange>,
-    next_seq: u64,
+    next_seq: i64,
 }
 
 /// One session: its handshake and its open requests.
