@@ -585,9 +585,9 @@ class Session : public std::enable_shared_from_this<Session> {
     if (of_features && !options_.features.empty() && !is_open()) {
       options_.features.clear();  // A daemon of 0.1.0 refuses the field.
       say_hello(channel);
-    } else {
+    } else if (is_open() || failure.code != "connection_lost") {
       raise(std::move(failure));
-    }
+    }  // Else a message that ZeroMQ had queued came before the hello.
   }
   void accept(const Handle& exchange, const Value& message, std::string raw) {
     auto accepted = answer<Accepted>(message);

@@ -375,8 +375,9 @@ class Decoder : public msgpack::null_visitor {
       return true;
     }
     Level& level = open_.back();
-    if (level.at_key) return false;
-    if (auto* items = std::get_if<Value::Array>(&level.held)) {
+    if (level.at_key) {
+      level.key = value.json();  // Only a field that is unknown here has such names.
+    } else if (auto* items = std::get_if<Value::Array>(&level.held)) {
       items->push_back(std::move(value));
     } else {
       std::get<Value::Object>(level.held).emplace_back(std::move(level.key), std::move(value));
@@ -385,7 +386,7 @@ class Decoder : public msgpack::null_visitor {
   }
   template <typename Container>
   bool open(Container empty) {
-    if (open_.size() > most_nesting || (!open_.empty() && open_.back().at_key)) return false;
+    if (open_.size() > most_nesting) return false;
     open_.push_back({std::move(empty), {}, false});
     return true;
   }
