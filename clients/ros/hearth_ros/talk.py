@@ -1,9 +1,9 @@
 """One goal or prompt: replies of the model, and between them tools that ROS services answer."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +19,7 @@ from hearth_client import (
 )
 from hearth_ros.requests import Ask, ServiceTool
 
+M = TypeVar("M")
 CallService = Callable[[ServiceTool, dict[str, Any]], "Future[Any]"]
 """Ask a tool's service: fields of its request by name; the response has `success` and a text."""
 
@@ -29,6 +30,19 @@ class Call(msgspec.Struct, frozen=True):
     id: str
     name: str
     arguments: str
+
+
+def fill(message: M, fields: Mapping[str, Any] | msgspec.Struct, call_type: type[Any]) -> M:
+    """Set fields of a ROS message by their names; calls become messages of `call_type`."""
+    if isinstance(fields, msgspec.Struct):
+        fields = {name: getattr(fields, name) for name in fields.__struct_fields__}
+    for name, value in fields.items():
+        if name == "tool_calls":
+            calls = [call_type(id=one.id, name=one.name, arguments=one.arguments) for one in value]
+            setattr(message, name, calls)
+        else:
+            setattr(message, name, value)
+    return message
 
 
 class Piece(msgspec.Struct, kw_only=True):
@@ -95,7 +109,7 @@ class Talk:
         self._tool_timeout_s = tool_timeout_s
         self._outcome = Outcome()
         self._seq = 0
-        self._cancelled = False
+        self._cancel_asked = asyncio.Event()
         self._generation: AsyncGeneration | None = None
         self._task: asyncio.Task[Any] | None = None
 
@@ -103,7 +117,7 @@ class Talk:
         """Ask, call tools and ask again until the reply has no call that a service answers."""
         self._task = asyncio.current_task()
         outcome = self._outcome
-        if self._cancelled:
+        if self._cancel_asked.is_set():
             outcome.reason = "cancelled"
             return outcome
         try:
@@ -113,7 +127,7 @@ class Talk:
                 if options.get("tool_choice") not in {None, "none"}:
                     options["tool_choice"] = "auto"
         except asyncio.CancelledError:
-            if not self._cancelled:
+            if not self._cancel_asked.is_set():
                 raise
             outcome.reason = "cancelled"
         except HearthClientError as error:
@@ -123,7 +137,7 @@ class Talk:
 
     def cancel(self) -> None:
         """End it, from within the loop: the outcome has what came until then."""
-        self._cancelled = True
+        self._cancel_asked.set()
         if self._generation is not None:
             self._generation.cancel()
         elif self._task is not None:
@@ -157,7 +171,7 @@ class Talk:
         return True
 
     async def _read(self, generation: AsyncGeneration) -> Done:
-        if self._cancelled:
+        if self._cancel_asked.is_set():
             generation.cancel()
         async for delta in generation:
             if delta.text or delta.reasoning or delta.tokens:
