@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError  # noqa: A004 - of its own before 3.11
 from contextlib import suppress
 from threading import Thread
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -103,7 +103,10 @@ class Bridge:
 
     def stop(self) -> None:
         """End all that runs and close the session; takes some seconds at most."""
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_STOP_S)
+        try:
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_STOP_S)
+        except TimeoutError:
+            self._node.warn("the session with the daemon could not be closed in time")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_STOP_S)
 

@@ -2,8 +2,9 @@
 
 import re
 
+# One start for a run of signs: a search takes time by the length of the text and not its square.
 # The white space behind a sentence tells its end from the point in 3.5; CJK writes none there.
-_END = re.compile(r"[.!?…]+[\"')\]»”’]*(?=\s)|[。！？]+[」』”’]*(?=[^」』”’。！？])|\n")  # noqa: RUF001 - CJK has signs of its own
+_END = re.compile(r"(?<![.!?…])[.!?…]+[\"')\]»”’]*(?=\s)|[。！？]+[」』”’]*(?=[^」』”’。！？])|\n")  # noqa: RUF001 - CJK has signs of its own
 _NO_END = re.compile(
     r"(?:^|[\s(])(?:(?:e\.g|i\.e|Mr|Mrs|Ms|Dr|Prof|St|vs|approx|z\.B|d\.h|bzw)|[A-Z]|\d{1,3})\.$"
 )
@@ -20,30 +21,30 @@ class SentenceSplitter:
     def __init__(self, most: int = 300) -> None:
         self._most = most
         self._rest = ""
-        self._searched = 0
 
     def feed(self, text: str) -> list[str]:
         """Take in more text; returns the sentences that have ended."""
         self._rest += text
-        found = []
-        while (end := self._end()) is not None:
-            sentence, self._rest = self._rest[:end].strip(), self._rest[end:]
-            self._searched = 0
+        found, at = [], 0
+        while (end := self._end(at)) is not None:
+            sentence, at = self._rest[at:end].strip(), end
             if sentence:
                 found.append(sentence)
+        self._rest = self._rest[at:]
         return found
 
     def flush(self) -> list[str]:
         """Take what is left at the end of the reply, one sentence or none."""
-        rest, self._rest, self._searched = self._rest.strip(), "", 0
+        rest, self._rest = self._rest.strip(), ""
         return [rest] if rest else []
 
-    def _end(self) -> int | None:
-        for match in _END.finditer(self._rest, self._searched):
-            if match[0] == "\n" or not _NO_END.search(self._rest[: match.end()]):
+    def _end(self, at: int) -> int | None:
+        """End of the sentence that begins there, as far as it can be told."""
+        limit = at + self._most
+        for match in _END.finditer(self._rest, at, limit + 1):
+            if match[0] == "\n" or not _NO_END.search(self._rest[at : match.end()]):
                 return match.end()
-            self._searched = match.end()
-        if len(self._rest) <= self._most:
+        if len(self._rest) <= limit:
             return None
-        pauses = [one.end() for one in _PAUSE.finditer(self._rest, 1, self._most)]
-        return pauses[-1] if pauses else self._most
+        pauses = [one.end() for one in _PAUSE.finditer(self._rest, at + 1, limit)]
+        return pauses[-1] if pauses else limit

@@ -12,9 +12,6 @@ from typing import Any
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from hearth_msgs.action import Generate
-from hearth_msgs.msg import ToolCall
-from hearth_msgs.srv import CallTool, Detokenize, GetMetadata, ListAdapters, Tokenize
 from rcl_interfaces.msg import ParameterDescriptor
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.callback_groups import ReentrantCallbackGroup
@@ -28,6 +25,9 @@ from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 
 from hearth_client import HearthClientError
+from hearth_msgs.action import Generate
+from hearth_msgs.msg import ToolCall
+from hearth_msgs.srv import CallTool, Detokenize, GetMetadata, ListAdapters, Tokenize
 from hearth_ros.bridge import Bridge, Diagnosis, Goal
 from hearth_ros.prompts import TOPICS, Topic
 from hearth_ros.requests import ServiceTool
@@ -66,7 +66,7 @@ class HearthNode(LifecycleNode):  # type: ignore[misc] # rclpy may come without 
         for one in parameters():
             descriptor = ParameterDescriptor(description=one.description)
             self.declare_parameter(one.name, one.default, descriptor)
-        self.declare_parameter("autostart", True, ParameterDescriptor(description=_AUTOSTART))  # noqa: FBT003 - a default
+        self.declare_parameter("autostart", True, ParameterDescriptor(description=_AUTOSTART))
 
     # --- lifecycle ----------------------------------------------------------------------------
 

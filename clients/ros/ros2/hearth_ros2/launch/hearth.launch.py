@@ -24,7 +24,10 @@ def generate_launch_description() -> LaunchDescription:
         executable="hearth",
         name="hearth",
         namespace=LaunchConfiguration("namespace"),
-        parameters=[LaunchConfiguration("params_file"), {"address": LaunchConfiguration("address")}],
+        parameters=[
+            LaunchConfiguration("params_file"),
+            {"address": LaunchConfiguration("address")},
+        ],
         remappings=[
             ("~/image", LaunchConfiguration("image")),
             ("~/image/compressed", LaunchConfiguration("compressed")),
