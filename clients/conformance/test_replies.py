@@ -1,4 +1,4 @@
-"""What a client asks of the real daemon and what it gets."""
+"""Requests of a client to the real daemon, and their answers."""
 
 import base64
 import json
