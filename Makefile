@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 MANIFESTS := pyproject.toml clients/python/pyproject.toml
-CODE := src runtime actors daemon bench clients/python models tests tools
+CODE := src runtime actors daemon bench clients/python clients/conformance models tests tools
 TESTS ?= tests
 JOBS ?= 2
 
