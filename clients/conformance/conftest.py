@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def client(request: pytest.FixtureRequest) -> Client:
-    """A client that is built and has passed its own `check`; skips where its toolchain is absent."""
+    """A client that has passed its own `check`; skips where its toolchain is absent."""
     name = request.param
     folder = request.config.getoption("client_folder") or CLIENTS / name
     found = Client(name, Path(folder).resolve())

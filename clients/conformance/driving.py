@@ -1,14 +1,19 @@
 """A client's driver, as the suite runs it: commands in, events out, one JSON object a line."""
 
+from __future__ import annotations
+
 import json
 import os
 import selectors
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Event: TypeAlias = dict[str, Any]
 PATIENCE_S = 20.0
@@ -180,16 +185,14 @@ class Driver:
         lines, self._bytes = self._bytes[:end], self._bytes[end + 1 :]
         self._unread += [json.loads(line) for line in lines.splitlines() if line]
 
-    def __enter__(self) -> "Driver":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         self._selector.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                try:
+                with suppress(BrokenPipeError):
                     pipe.close()
-                except BrokenPipeError:
-                    pass

@@ -1,19 +1,23 @@
 """A ROUTER that says what a scene tells it to, where no real daemon would."""
 
+from __future__ import annotations
+
 import struct
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import zmq
 
 from clients.conformance.driving import PATIENCE_S, Driver
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Message: TypeAlias = dict[str, Any]
 FEATURES = ("reasoning", "tool_calls", "end_details")
-LIMITS = {
+LIMITS: dict[str, Any] = {
     "frame_bytes": 4096,
     "frames": 4,
     "requests_per_client": 64,
@@ -50,7 +54,7 @@ def done(**fields: Any) -> Message:
 
 
 def packed(value: Any, bits: int = 0) -> bytes:
-    """msgpack with every head of so many bits, 8, 16 or 32; 0 for the shortest ones."""
+    """Pack as msgpack, with every head of so many bits, 8, 16 or 32; 0 for the shortest ones."""
     if not bits:
         return msgspec.msgpack.encode(value)
     size = {8: 0, 16: 1, 32: 2}[bits]
@@ -65,7 +69,7 @@ def packed(value: Any, bits: int = 0) -> bytes:
         first, data = (0xD9, value.encode()) if isinstance(value, str) else (0xC4, value)
         return struct.pack(">B" + "BHI"[size], first + size, len(data)) + data
     if isinstance(value, int) and not isinstance(value, bool):
-        return struct.pack(">Bq", 0xD3 if bits == 16 else 0xCF, value)  # noqa: PLR2004 - signed, unsigned
+        return struct.pack(">Bq", 0xD3 if bits == 16 else 0xCF, value)
     return msgspec.msgpack.encode(value)
 
 
@@ -147,8 +151,8 @@ class Peer:
         """Go away, as a daemon that dies."""
         self._socket.close()
 
-    def __enter__(self) -> "Peer":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: TracebackType | object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -112,7 +112,13 @@ def test_unknown_fields_are_ignored(driver: Driver, peer: Peer) -> None:
     one = {"logprob": -0.5, "top": [[1, -0.5]], "new": UNKNOWN}
     call = {"index": 0, "id": "c", "name": "f", "arguments": "{}", "new": UNKNOWN}
     peer.say(
-        t="delta", id=request, seq=0, text="a", tokens=[1], logprobs=[one], tool_calls=[call],
+        t="delta",
+        id=request,
+        seq=0,
+        text="a",
+        tokens=[1],
+        logprobs=[one],
+        tool_calls=[call],
         **UNKNOWN,
     )
     peer.say(id=request, **done(usage={**USAGE, "new": UNKNOWN}, **UNKNOWN))
@@ -123,8 +129,17 @@ def test_unknown_fields_are_ignored(driver: Driver, peer: Peer) -> None:
     assert answered.end["usage"]["completion_tokens"] == 2
     driver.do("status", "s")
     peer.say(
-        t="status_report", id=peer.take("status")["id"], server="x", model="m", uptime_s=1,
-        state="dancing", clients=1, running=0, queued=0, queued_tokens=0, stage="polishing",
+        t="status_report",
+        id=peer.take("status")["id"],
+        server="x",
+        model="m",
+        uptime_s=1,
+        state="dancing",
+        clients=1,
+        running=0,
+        queued=0,
+        queued_tokens=0,
+        stage="polishing",
         **UNKNOWN,
     )
     told = driver.answered("s").end
@@ -257,8 +272,18 @@ def test_answers_for_unknown_ids_are_ignored(driver: Driver, peer: Peer) -> None
     for answer in LATER.values():
         peer.say(id="nobody", **answer)
     peer.say(t="delta", id="", seq=0, text="x")
-    peer.say(t="status_report", id="nobody", server="x", model="m", uptime_s=1.0, state="ready",
-             clients=1, running=0, queued=0, queued_tokens=0)
+    peer.say(
+        t="status_report",
+        id="nobody",
+        server="x",
+        model="m",
+        uptime_s=1.0,
+        state="ready",
+        clients=1,
+        running=0,
+        queued=0,
+        queued_tokens=0,
+    )
     peer.finish(request, "mine")
     answered = driver.answered("a")
     assert (answered.end["event"], answered.joined()) == ("done", "mine")

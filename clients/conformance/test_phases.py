@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from hearth.daemon.shipped import engine_folder
 from hearth_client import Client as Reference
 from hearth_client import Generation
 
-LONG = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}
-CLOCK = {"max_tokens": 350, "ignore_eos": True, "priority": 10}
+LONG: dict[str, Any] = {"prompt": "a", "max_tokens": 1000, "ignore_eos": True}
+CLOCK: dict[str, Any] = {"max_tokens": 350, "ignore_eos": True, "priority": 10}
 """A reply of a second and three quarters at least, by which a scene lets time pass."""
 
 
@@ -102,16 +103,16 @@ def test_the_lease_is_kept_through_a_long_stream(drive: Drive, slow: OwnDaemon) 
     assert (answered.end["reason"], len(answered.tokens())) == ("length", 350)
 
 
-@pytest.mark.parametrize("open_", [True, False], ids=["unread", "idle"])
+@pytest.mark.parametrize("stream", ["unread", "none"])
 def test_the_lease_is_kept_while_the_program_reads_nothing(
-    drive: Drive, slow: OwnDaemon, reference: Reference, open_: bool
+    drive: Drive, slow: OwnDaemon, reference: Reference, stream: str
 ) -> None:
     driver = drive(slow.socket)
     driver.connect(lease_s=1)
-    if open_:
+    if stream == "unread":
         driver.generate("a", prompt="a", read=False, **CLOCK)
     pass_time(reference)
-    if open_:
+    if stream == "unread":
         driver.do("read", "a")
         answered = driver.answered("a")
         assert answered.end.get("reason") == "length", answered.end

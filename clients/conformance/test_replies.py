@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_deltas_joined_are_the_reply(driver: Driver, daemon: OwnDaemon) -> None:
 
 
 def test_options_of_sampling_are_honoured(driver: Driver, daemon: OwnDaemon) -> None:
-    options = {
+    options: dict[str, Any] = {
         "max_tokens": 24,
         "temperature": 0.9,
         "top_k": 40,
@@ -127,7 +128,11 @@ def test_speculation_is_told(driver: Driver) -> None:
 
 
 def test_a_tool_is_called_and_its_result_answered(driver: Driver) -> None:
-    asked = {"tools": [LAMP], "tool_choice": {"name": "set_lamp"}, "parallel_tool_calls": False}
+    asked: dict[str, Any] = {
+        "tools": [LAMP],
+        "tool_choice": {"name": "set_lamp"},
+        "parallel_tool_calls": False,
+    }
     answered = driver.ask("a", messages=TURNS, max_tokens=128, **asked)
     assert answered.end["reason"] == "tool_calls"
     assert answered.joined() == ""
@@ -156,16 +161,19 @@ def test_without_features_calls_stay_in_the_text(drive: Drive, daemon: OwnDaemon
     assert not any(one.get("token_bytes") for one in answered.logprobs())
 
 
-FORMS = [
+FORMS: list[dict[str, Any]] = [
     {"type": "json_object"},
-    {"type": "json_schema", "schema": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}},
+    {
+        "type": "json_schema",
+        "schema": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
+    },
     {"type": "regex", "regex": "(on|off) [0-9]{2}"},
     {"type": "lark", "grammar": 'start: "on" | "off"'},
 ]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form["type"])
-def test_the_answer_has_the_form(driver: Driver, form: dict[str, object]) -> None:
+def test_the_answer_has_the_form(driver: Driver, form: dict[str, Any]) -> None:
     answered = driver.ask("a", messages=TURNS, response_format=form, max_tokens=128)
     assert answered.end["event"] == "done", answered.end
     text = answered.joined()
@@ -180,7 +188,8 @@ def test_the_answer_has_the_form(driver: Driver, form: dict[str, object]) -> Non
 
 
 def test_several_replies_are_told_apart(driver: Driver) -> None:
-    asked = {"max_tokens": 16, "temperature": 1.5, "ignore_eos": True}
+    asked: dict[str, Any] = {"max_tokens": 16, "temperature": 1.5, "ignore_eos": True}
+    asked["speculation"] = False
     answered = driver.ask("a", prompt="The", n=3, seed=5, **asked)
     ends = answered.end["choices"]
     assert [one["completion_tokens"] for one in ends] == [16, 16, 16]

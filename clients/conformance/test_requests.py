@@ -152,9 +152,7 @@ def test_choices_and_forms(driver: Driver, peer: Peer, fields: dict[str, Any]) -
 def test_what_is_left_out_is_not_sent(driver: Driver, peer: Peer) -> None:
     message = sent(driver, peer, {"prompt": "x"})
     assert {name for name, value in message.items() if value is not None} >= {"t", "id", "prompt"}
-    assert without_defaults(Generate, {**message, "id": "1"}) == expected(
-        Generate, {"prompt": "x"}
-    )
+    assert without_defaults(Generate, {**message, "id": "1"}) == expected(Generate, {"prompt": "x"})
     assert peer.frames == []
 
 

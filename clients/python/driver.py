@@ -3,9 +3,8 @@
 import asyncio
 import base64
 import json
-import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import msgspec

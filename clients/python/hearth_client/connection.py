@@ -194,7 +194,7 @@ class Connection:
         if isinstance(message, (Welcome, Leased)):
             self._session(message, now)
             return None
-        if isinstance(message, Error) and not message.id:
+        if isinstance(message, Error) and (not message.id or message.code == "hello_required"):
             self._fault(message)
             return None
         return self._other(message)
