@@ -6,11 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 MANIFESTS := pyproject.toml clients/python/pyproject.toml
-<<<<<<< HEAD
-CODE := src runtime actors daemon bench clients/python clients/ros models tests tools
-=======
-CODE := src runtime actors daemon bench clients/python clients/conformance models tests tools
->>>>>>> wt-k
+CODE := src runtime actors daemon bench clients/python clients/ros clients/conformance models tests tools
 TESTS ?= tests
 JOBS ?= 2
 
