@@ -240,7 +240,7 @@ impl Client {
         let exchange = self.exchange(Kind::Generation);
         request.id = exchange.id.clone();
         let frames = request.take_frames();
-        self.send(&exchange, &Request::Generate(request), frames);
+        self.send(&exchange, &Request::Generate(Box::new(request)), frames);
         Generation {
             client: self.clone(),
             exchange,

@@ -138,7 +138,7 @@ macro_rules! request {
 #[serde(tag = "t", rename_all = "snake_case")]
 pub(crate) enum Request {
     Hello(Hello),
-    Generate(Generate),
+    Generate(Box<Generate>),
     Cancel { id: String },
     Tokenize(Tokenize),
     Detokenize { id: String, tokens: Vec<TokenId> },

@@ -15,7 +15,7 @@ pub(crate) enum Effect {
     /// The session is open.
     Opened,
     /// A message is to be sent.
-    Send(Request),
+    Send(Box<Request>),
     /// The session is lost.
     Lost(Error),
 }
@@ -181,7 +181,7 @@ impl Session {
             (None, _) if refused && !self.hello.features.is_empty() => {
                 // A server of 0.1.0.
                 self.hello.features.clear();
-                Effect::Send(self.hello())
+                Effect::Send(Box::new(self.hello()))
             }
             // It answered what was sent before the connection's first message.
             (None, Code::HelloRequired) => Effect::Nothing,
@@ -213,6 +213,6 @@ impl Session {
             Error::new(Code::SlowClient, text)
         };
         self.end(&id, Err(error));
-        Effect::Send(Request::Cancel { id })
+        Effect::Send(Box::new(Request::Cancel { id }))
     }
 }

@@ -372,3 +372,10 @@ fn what_is_open_ends_when_the_client_is_closed() {
     assert_eq!(code(client.status().wait()), Code::ClientClosed);
     peer.take("bye");
 }
+
+#[test]
+fn the_example_is_the_program_of_the_readme() {
+    let example = include_str!("../examples/lamp.rs");
+    let (_, program) = example.split_once("\n\n").unwrap();
+    assert!(include_str!("../README.md").contains(program));
+}
