@@ -79,7 +79,7 @@ type TokenLogprob struct {
 
 // TokenChance is a token that might have been taken.
 type TokenChance struct {
-	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // read by the encoder
+	_msgpack struct{} `msgpack:",as_array"` // The encoder reads this.
 
 	Token   int
 	Logprob float64

@@ -19,6 +19,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"hearth/internal/zmtp"
@@ -65,6 +66,8 @@ type Client struct {
 	path    string
 	closed  chan struct{}
 	closing sync.Once
+	// ids counts requests of all sessions: answers of a lost one name none of the next.
+	ids atomic.Uint64
 	// turn is held by the one who opens or looks at the session.
 	turn    chan struct{}
 	session *session
@@ -293,7 +296,7 @@ func (c *Client) attempt(ctx context.Context, deadline time.Time) (*session, err
 		_ = socket.Close()
 		return nil, err
 	}
-	return newSession(&c.options, conn, welcome), nil
+	return newSession(&c.options, &c.ids, conn, welcome), nil
 }
 
 // interruptible shakes hands until the context ends or the client is closed.

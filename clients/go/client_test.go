@@ -235,8 +235,11 @@ func TestWhatEndsASession(t *testing.T) {
 		do   func(p *peer)
 		code hearth.Code
 	}{
-		"the end":            {func(p *peer) { _ = p.Close() }, hearth.ConnectionLost},
-		"hello required":     {func(p *peer) { p.send(failed("", "hello_required")) }, hearth.ConnectionLost},
+		"the end":        {func(p *peer) { _ = p.Close() }, hearth.ConnectionLost},
+		"hello required": {func(p *peer) { p.send(failed("", "hello_required")) }, hearth.ConnectionLost},
+		"hello required by one": {
+			func(p *peer) { p.send(failed("1", "hello_required")) }, hearth.ConnectionLost,
+		},
 		"lease expired":      {func(p *peer) { p.send(failed("", "lease_expired")) }, hearth.LeaseExpired},
 		"another epoch":      {func(p *peer) { p.send(welcome(fields{"epoch": "b"})) }, hearth.ConnectionLost},
 		"bytes":              {func(p *peer) { p.sendBytes([]byte("\xc1")) }, hearth.ProtocolViolation},
@@ -268,9 +271,11 @@ func TestWhatEndsASession(t *testing.T) {
 					t.Fatal("what had come is lost")
 				}
 			}
-			go d.meet(nil)
-			if _, err := client.Connect(within(t)); err != nil {
-				t.Fatal("there is no session after it:", err)
+			next := make(chan any)
+			go func() { next <- d.meet(nil).expect("status")["id"] }()
+			go func() { _, _ = client.Status(within(t)) }()
+			if id := <-next; id != "3" {
+				t.Fatal("the next session has an id of the last one:", id)
 			}
 		})
 	}

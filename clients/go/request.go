@@ -139,7 +139,7 @@ func ToolNamed(name string) ToolChoice { return ToolChoice{name: name, mode: "na
 
 // Bias is added to the logit of a token.
 type Bias struct {
-	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // read by the encoder
+	_msgpack struct{} `msgpack:",as_array"` // The encoder reads this.
 
 	Token int
 	Bias  float64

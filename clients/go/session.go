@@ -23,6 +23,7 @@ const (
 type session struct {
 	options *Options
 	conn    *zmtp.Conn
+	ids     *atomic.Uint64
 	writes  chan *message
 	over    chan struct{}
 	heard   atomic.Bool
@@ -30,14 +31,15 @@ type session struct {
 	mu      sync.Mutex
 	welcome *Welcome
 	open    map[string]*exchange
-	last    uint64
 	err     *Error
 	endedAt time.Time
 }
 
-func newSession(options *Options, conn *zmtp.Conn, welcome *Welcome) *session {
+func newSession(
+	options *Options, ids *atomic.Uint64, conn *zmtp.Conn, welcome *Welcome,
+) *session {
 	s := &session{
-		options: options, conn: conn, welcome: welcome,
+		options: options, ids: ids, conn: conn, welcome: welcome,
 		writes: make(chan *message), over: make(chan struct{}), open: map[string]*exchange{},
 	}
 	s.heard.Store(true)
@@ -190,7 +192,7 @@ func (s *session) take(answer any, bytes int) {
 
 func (s *session) fault(answer *errorAnswer) {
 	err := answer.error()
-	if answer.ID != "" {
+	if answer.ID != "" && err.Code != ConnectionLost {
 		if x := s.find(answer.ID); x != nil {
 			s.close(x, nil, err)
 		}
@@ -218,9 +220,8 @@ func (s *session) terminal(id string, answer any, ofGeneration bool) {
 func (s *session) start(
 	x *exchange, done <-chan struct{}, encode func(id string) (*message, error),
 ) error {
+	x.id = strconv.FormatUint(s.ids.Add(1), 10)
 	s.mu.Lock()
-	s.last++
-	x.id = strconv.FormatUint(s.last, 10)
 	limits := s.welcome.Limits
 	s.mu.Unlock()
 	out, err := encode(x.id)

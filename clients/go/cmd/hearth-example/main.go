@@ -28,6 +28,6 @@ func main() {
 	}
 	fmt.Println()
 	if err := stream.Err(); err != nil {
-		log.Fatal(err) //nolint:gocritic // the system closes the socket
+		log.Fatal(err)
 	}
 }
