@@ -33,6 +33,7 @@ public final class Told {
             String name = part.getName().replaceAll("([A-Z])", "_$1").toLowerCase(Locale.ROOT);
             Object value;
             try {
+                part.getAccessor().setAccessible(true);
                 value = part.getAccessor().invoke(told);
             } catch (IllegalAccessException | InvocationTargetException cause) {
                 throw new IllegalStateException(cause);

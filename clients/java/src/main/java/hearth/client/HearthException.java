@@ -41,6 +41,7 @@ public class HearthException extends RuntimeException {
             String code, String message, String field, Double retryAfterS, Answers.Usage usage) {}
 
     private final transient Details details;
+    /** The code. */
     private final ErrorCode code;
 
     private HearthException(Details details, Throwable cause) {

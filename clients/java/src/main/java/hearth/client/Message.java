@@ -45,7 +45,12 @@ public record Message(
      * @param times in seconds, as many
      */
     public record Video(List<Image> images, List<Double> times) implements Part {
-        /** Checks that each picture has its time. */
+        /**
+         * Checks that each picture has its time.
+         *
+         * @param images all of one size
+         * @param times as many
+         */
         public Video {
             images = List.copyOf(images);
             times = List.copyOf(times);
@@ -65,7 +70,15 @@ public record Message(
      */
     public record ToolCall(String id, String name, Map<String, Object> arguments) {}
 
-    /** Copies the lists. */
+    /**
+     * Copies the lists.
+     *
+     * @param role whose turn it is
+     * @param content texts, images and videos
+     * @param reasoning of the assistant
+     * @param toolCalls of the assistant
+     * @param toolCallId of a tool's turn
+     */
     public Message {
         content = List.copyOf(content);
         toolCalls = List.copyOf(toolCalls);

@@ -504,7 +504,8 @@ final class Session implements Runnable, Zmtp.Listener {
             welcomed(news);
             return;
         }
-        if (arrived.answer() instanceof Answers.Failure failure && arrived.id().isEmpty()) {
+        if (arrived.answer() instanceof Answers.Failure failure
+                && (arrived.id().isEmpty() || failure.code().equals("hello_required"))) {
             fault(failure);
             return;
         }
@@ -564,7 +565,6 @@ final class Session implements Runnable, Zmtp.Listener {
         // A reader that waits for it learns that it does not come.
         exchange.accepted.cancel(false);
         if (delta.seq() != exchange.nextSeq) {
-            cancelNow(exchange);
             String text = "delta " + delta.seq() + " came where " + exchange.nextSeq + " was due";
             end(exchange, HearthException.of(ErrorCode.PROTOCOL_VIOLATION, text, "seq"));
         } else if (!exchange.add(delta)) {
