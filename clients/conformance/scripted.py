@@ -74,7 +74,10 @@ def packed(value: Any, bits: int = 0) -> bytes:
 
 
 class Peer:
-    """The driver's connection with a scripted ROUTER, and what the latter says on it."""
+    """The driver's connection with a scripted ROUTER, and what the latter says on it.
+
+    `broken` are requests that a client gives up by itself, and may cancel.
+    """
 
     def __init__(self, path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.address = f"ipc://{path}"
@@ -85,6 +88,7 @@ class Peer:
         self._socket.bind(self.address)
         self._routing_id = b""
         self.frames: list[bytes] = []
+        self.broken: set[str] = set()
 
     def take(self, kind: str, within: float = PATIENCE_S) -> Message:
         """The next message of this kind; its frames are in `frames`, leases are answered."""
@@ -94,8 +98,11 @@ class Peer:
             assert message is not None, f"no {kind} came in time"
             if message["t"] == kind:
                 return message
-            assert message["t"] == "lease", f"{message} came instead of {kind}"
-            self.say(t="leased", seconds=30.0)
+            if message["t"] == "lease":
+                self.say(t="leased", seconds=30.0)
+                continue
+            given_up = message["t"] == "cancel" and message["id"] in self.broken
+            assert given_up, f"{message} came instead of {kind}"
 
     def next(self, deadline: float) -> Message | None:
         """The next message; None when none has come by then."""

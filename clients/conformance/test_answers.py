@@ -228,6 +228,7 @@ def test_a_seq_that_is_not_the_next_ends_its_request_alone(
     other = peer.start(driver, "b")
     peer.say(t="accepted", id=request, prompt_tokens=9)
     peer.say(t="delta", id=other, seq=0, text="who", tokens=[1])
+    peer.broken.add(request)
     for seq in seqs:
         peer.say(t="delta", id=request, seq=seq, text="x", tokens=[1])
     peer.say(t="delta", id=other, seq=1, text="le", tokens=[2])
@@ -294,6 +295,7 @@ def test_an_answer_of_the_wrong_kind_ends_its_request(driver: Driver, peer: Peer
     peer.say(t="text", id=peer.take("tokenize")["id"], text="not tokens")
     violated(driver, "t")
     request = peer.start(driver, "g")
+    peer.broken.add(request)
     peer.say(t="tokens", id=request, tokens=[1])
     violated(driver, "g")
     peer.serves(driver)

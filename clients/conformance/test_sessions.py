@@ -216,7 +216,6 @@ def test_hello_required_for_a_request_loses_the_session(driver: Driver, peer: Pe
     peer.start(driver, "b")
     peer.say(t="error", id=request, code="hello_required", message="Who are you?")
     lost(driver, "a", "b")
-    peer.say(t="error", id="", code="hello_required", message="Who are you?")
     peer.greet(driver)
     peer.serves(driver)
 
