@@ -11,7 +11,7 @@ TESTS ?= tests
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev bench-env lint test system kernels-check demo bench release arm64 clean
+.PHONY: help env dev bench-env clients-env clients-test lint test system kernels-check demo bench release arm64 clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,13 @@ test: $(VENV)/.dev ## the whole test suite
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # FLAGS are those of the row: python -m tests.system faults --help, overload and soak likewise.
+clients-env: ## what clients in other languages are built and tested with, as root
+	clients/env
+
+# CLIENTS are the flags: make clients-test CLIENTS="--client go --client java"
+clients-test: $(VENV)/.dev ## the conformance suite: each client's own tests, then its answers
+	$(BIN)/python -m pytest clients/conformance $(CLIENTS)
+
 system: $(VENV)/.dev ## what a daemon survives and bears: ROW="GPU actor killed", overload, soak; FLAGS=--json
 	$(BIN)/python -m tests.system $(if $(ROW),"$(ROW)") $(FLAGS)
 
