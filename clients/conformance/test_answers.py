@@ -26,8 +26,8 @@ SERVICE = {
     "internal",
 }
 CONNECTION = {"unsupported_protocol", "not_allowed"}
-OF_THE_SESSION = {"hello_required"}
-"""Codes that end no single request."""
+OF_THE_SESSION = {"hello_required", "lease_expired"}
+"""Codes by which the session ends, which have scenes of their own."""
 
 
 def documented_codes() -> list[str]:
