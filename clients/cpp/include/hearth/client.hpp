@@ -3,6 +3,7 @@
 #define HEARTH_CLIENT_HPP
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -286,7 +287,8 @@ class Client {
       } else {
         forget_ended();
         const auto timeout = detail::seconds(options_.timeout_s.value_or(usual_timeout_s));
-        made = std::make_shared<detail::Session>(options_, address_, timeout, patience(timeout));
+        made = std::make_shared<detail::Session>(options_, address_, numbers_, timeout,
+                                                 patience(timeout));
         made->start();
         sessions_.push_back(made);
       }
@@ -314,6 +316,7 @@ class Client {
 
   const ClientOptions options_;
   const std::string address_;
+  std::atomic<std::uint64_t> numbers_{0};
   std::mutex mutex_;
   bool closed_ = false;
   std::vector<std::shared_ptr<detail::Session>> sessions_;  // The last one may be open.

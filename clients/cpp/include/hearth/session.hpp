@@ -55,7 +55,7 @@ struct ClientOptions {
   /// The session asks for `status` alone, and has a place where all others are taken.
   bool status_only = false;
   /// What the client reads beyond the first version, see PROTOCOL.md.
-  std::vector<std::string> features{"reasoning", "tool_calls", "end_details"};
+  std::vector<std::string> features{"reasoning", "tool_calls", "end_details", "token_bytes"};
   /// Bytes of answers that one stream keeps for a slow reader, before it ends with slow_client.
   std::size_t buffer_bytes = std::size_t{8} << 20;
   /// CURVE keys for tcp://, 40 characters each.
@@ -114,6 +114,13 @@ class Channel {
     monitor_.set(zmq::sockopt::linger, 0);
     monitor_.connect(place);
     dealer_.connect(address);
+  }
+
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+  ~Channel() {
+    // Its events would wait for ever for a monitor that was closed before.
+    zmq_socket_monitor(dealer_.handle(), nullptr, 0);
   }
 
   /// Queue one message; false when the daemon has stopped reading.
@@ -217,11 +224,13 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   using Handle = std::shared_ptr<Exchange>;
 
-  /// `patience` is how long a daemon that is not there is waited for.
-  Session(ClientOptions options, std::string address, Clock::duration timeout,
-          Clock::duration patience)
+  /// `patience` is how long a daemon that is not there is waited for; `numbers` makes ids that no
+  /// session of a client has twice.
+  Session(ClientOptions options, std::string address, std::atomic<std::uint64_t>& numbers,
+          Clock::duration timeout, Clock::duration patience)
       : options_(std::move(options)),
         address_(std::move(address)),
+        numbers_(numbers),
         timeout_(timeout),
         patience_(patience),
         clock_(seconds(options_.silence_s / renewals)) {}
@@ -429,10 +438,10 @@ class Session : public std::enable_shared_from_this<Session> {
       say_hello(channel);
       while (!failed()) {
         wake_.clear();
-        if (!send_posted(channel)) break;
         take_all(channel);
+        if (failed() || !send_posted(channel)) break;
         const auto due = next_due();
-        if (due && !failed()) channel.wait(wake_, *due);
+        if (due) channel.wait(wake_, *due);
       }
     } catch (const Error& error) {
       lose(error.failure());
@@ -577,7 +586,9 @@ class Session : public std::enable_shared_from_this<Session> {
     std::string id;
     FieldReader(message, "map").maybe("id", id);
     auto failure = answer<Failure>(message);
-    if (!id.empty()) {
+    // These two are about the session, whichever request they name.
+    const bool of_all = failure.code == "connection_lost" || failure.code == "lease_expired";
+    if (!id.empty() && !(of_all && find(message))) {
       if (const auto exchange = find(message)) end(exchange, std::move(failure));
       return;
     }
@@ -684,10 +695,10 @@ class Session : public std::enable_shared_from_this<Session> {
 
   ClientOptions options_;  // Its features are the thread's once that runs.
   const std::string address_;
+  std::atomic<std::uint64_t>& numbers_;  // Of the client, who alone makes requests.
   const Clock::duration timeout_, patience_;
   std::thread thread_;
   Wake wake_;
-  std::atomic<std::uint64_t> numbers_{0};
 
   std::mutex mutex_;
   std::condition_variable changed_;
