@@ -1,0 +1,3 @@
+export { Client, FEATURES } from "./client.js";
+export { ConnectionFailed, HearthError, RequestRefused, ServiceFailed } from "./errors.js";
+export { Generation, Reply } from "./generation.js";
