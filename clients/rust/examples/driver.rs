@@ -1,4 +1,5 @@
-//! The driver of clients/conformance: commands from standard input, events to standard output, a JSON object a line.
+//! The driver of clients/conformance: commands from standard input, events to standard output, a
+//! JSON object a line.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};

@@ -63,8 +63,8 @@ impl Options {
         Self::default()
     }
 
-    /// Path of the daemon's socket, with `ipc://` before it or without; by default `$HEARTH_SOCKET`, or the agreed
-    /// place.
+    /// Path of the daemon's socket, with `ipc://` before it or without; by default
+    /// `$HEARTH_SOCKET`, or the agreed place.
     #[must_use]
     pub fn address(self, address: impl Into<String>) -> Self {
         Self {
@@ -103,8 +103,8 @@ impl Options {
         }
     }
 
-    /// Features of the protocol, by default all that this client reads: `reasoning`, `tool_calls`, `end_details` and
-    /// `token_bytes`. `generation_defaults` is another one.
+    /// Features of the protocol, by default all that this client reads: `reasoning`, `tool_calls`,
+    /// `end_details` and `token_bytes`. `generation_defaults` is another one.
     #[must_use]
     pub fn features(self, features: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Self {
@@ -122,7 +122,8 @@ impl Options {
         }
     }
 
-    /// Bytes of one reply that may wait for its reader, by default 16 MiB; with more it ends with `slow_client`.
+    /// Bytes of one reply that may wait for its reader, by default 16 MiB; with more it ends with
+    /// `slow_client`.
     #[must_use]
     pub fn buffer_bytes(self, buffer_bytes: usize) -> Self {
         Self {
@@ -135,7 +136,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// `invalid_value` for an address that cannot be one, those of connections, and what the daemon answers.
+    /// `invalid_value` for an address that cannot be one, those of connections, and what the daemon
+    /// answers.
     pub fn connect(self) -> Result<Client, Error> {
         let client = self.client()?;
         client.open().wait()?;
@@ -146,7 +148,8 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// `invalid_value` for an address that cannot be one, `out_of_memory` where the system gives no thread.
+    /// `invalid_value` for an address that cannot be one, `out_of_memory` where the system gives no
+    /// thread.
     pub fn client(self) -> Result<Client, Error> {
         let settings = Settings {
             address: resolve(self.address)?,
@@ -213,8 +216,9 @@ impl Drop for Handle {
     }
 }
 
-/// A client of one daemon. Clones share its session, which any thread may use; a lost one is opened anew by the next
-/// request. It closes with the last clone, generation and pending answer, or by [`Client::close`].
+/// A client of one daemon. Clones share its session, which any thread may use; a lost one is opened
+/// anew by the next request. It closes with the last clone, generation and pending answer, or by
+/// [`Client::close`].
 #[derive(Clone)]
 pub struct Client(Arc<Handle>);
 
@@ -281,7 +285,8 @@ impl Client {
         self.pending(exchange)
     }
 
-    /// End the session for all clones; open requests end with `client_closed`. Blocks for a tenth of a second at most.
+    /// End the session for all clones; open requests end with `client_closed`. Blocks for a tenth
+    /// of a second at most.
     pub fn close(&self) {
         self.0.mailbox.close();
         let thread = self
@@ -395,8 +400,9 @@ outcomes! {
     StatusReport: End::Status(report) => *report,
 }
 
-/// A reply as it comes: a [`Stream`], and an iterator that blocks by `for delta in &mut generation`. Both end after
-/// the last delta, or after an error. Dropped before its end it is cancelled.
+/// A reply as it comes: a [`Stream`], and an iterator that blocks by `for delta in &mut
+/// generation`. Both end after the last delta, or after an error. Dropped before its end it is
+/// cancelled.
 #[derive(Debug)]
 #[must_use = "a generation that is dropped is cancelled"]
 pub struct Generation {

@@ -128,7 +128,8 @@ impl Exchange {
         answers.bytes = 0;
     }
 
-    /// Block until `ready`; the thread that receives ends every request, at the latest by its own end.
+    /// Block until `ready`; the thread that receives ends every request, at the latest by its own
+    /// end.
     pub(crate) fn wait(&self, ready: impl Fn(&Answers) -> bool) -> MutexGuard<'_, Answers> {
         self.changed
             .wait_while(self.answers(), |answers| !ready(answers))

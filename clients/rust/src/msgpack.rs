@@ -8,7 +8,8 @@ use crate::protocol::Answer;
 /// Bytes of one frame; ZeroMQ closes a connection on which a larger one comes.
 pub(crate) const MAX_FRAME_BYTES: i64 = 16 << 20;
 const MAX_DEPTH: usize = 64;
-/// Values of one message: 4 bytes each in the largest answer, and a bound for what their decoding takes.
+/// Values of one message: 4 bytes each in the largest answer, and a bound for what their decoding
+/// takes.
 const MAX_VALUES: usize = 2 << 20;
 
 pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, Error> {
@@ -22,7 +23,8 @@ pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, Error> {
 
 /// The answer in a frame.
 ///
-/// serde would take lists for structs, numbers for names of fields, and what is followed by more bytes.
+/// serde would take lists for structs, numbers for names of fields, and what is followed by more
+/// bytes.
 pub(crate) fn decode(frame: &[u8]) -> Result<Answer, Error> {
     let unreadable = || {
         Error::new(
@@ -37,8 +39,8 @@ pub(crate) fn decode(frame: &[u8]) -> Result<Answer, Error> {
     rmp_serde::from_slice(frame).map_err(|_| unreadable())
 }
 
-/// Walk over one value that fills the frame: the names of its own map are text, no size is beyond the frame, and depth
-/// is bounded.
+/// Walk over one value that fills the frame: the names of its own map are text, no size is beyond
+/// the frame, and depth is bounded.
 fn structure(frame: &[u8]) -> Option<()> {
     let mut rest = frame;
     let mut values = 0;

@@ -56,7 +56,8 @@ impl Reply {
         self.calls.values().filter_map(whole).collect()
     }
 
-    /// The turn that this reply is in a conversation; `None` without text and whole calls, which no daemon takes.
+    /// The turn that this reply is in a conversation; `None` without text and whole calls, which no
+    /// daemon takes.
     pub fn message(&self) -> Option<Message> {
         let tool_calls = self.tool_calls();
         let content = (!self.text.is_empty()).then(|| Content::Text(self.text.clone()));

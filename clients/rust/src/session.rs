@@ -114,7 +114,9 @@ impl Session {
         match msgpack::decode(frame) {
             Err(error) => return Effect::Lost(error),
             Ok(Answer::Welcome(welcome)) => return self.greet(*welcome),
-            Ok(Answer::Error(refusal)) if refusal.id.is_empty() => return self.refuse(refusal),
+            Ok(Answer::Error(refusal)) if refusal.id.is_empty() || ends_session(&refusal.code) => {
+                return self.refuse(refusal)
+            }
             Ok(Answer::Delta(delta)) => return self.delta(delta, frame.len()),
             Ok(Answer::Accepted(accepted)) => {
                 if let Some(open) = self.open.get(&accepted.id) {
@@ -185,9 +187,8 @@ impl Session {
             }
             // It answered what was sent before the connection's first message.
             (None, Code::HelloRequired) => Effect::Nothing,
-            (None, _) | (_, Code::HelloRequired | Code::LeaseExpired | Code::NotAllowed) => {
-                Effect::Lost(refusal.into())
-            }
+            (None, _) | (_, Code::NotAllowed) => Effect::Lost(refusal.into()),
+            (_, code) if ends_session(code) => Effect::Lost(refusal.into()),
             _ => Effect::Nothing,
         }
     }
@@ -215,4 +216,9 @@ impl Session {
         self.end(&id, Err(error));
         Effect::Send(Box::new(Request::Cancel { id }))
     }
+}
+
+/// True for what says that there is no session any more, whichever request it is told of.
+fn ends_session(code: &Code) -> bool {
+    matches!(code, Code::HelloRequired | Code::LeaseExpired)
 }

@@ -62,8 +62,7 @@ impl Mailbox {
         let error = if queue.is_closed {
             closed()
         } else if queue.commands.len() >= MAX_WAITING && !matches!(command, Command::Cancel(_)) {
-            let text = format!("{MAX_WAITING} requests wait for the connection already");
-            Error::new(Code::TooManyRequests, text)
+            crowded()
         } else {
             queue.commands.push_back(command);
             drop(queue);
@@ -93,6 +92,11 @@ impl Mailbox {
     }
 }
 
+fn crowded() -> Error {
+    let text = format!("{MAX_WAITING} requests wait for the connection already");
+    Error::new(Code::TooManyRequests, text)
+}
+
 fn closed() -> Error {
     Error::new(
         Code::ClientClosed,
@@ -100,8 +104,8 @@ fn closed() -> Error {
     )
 }
 
-/// Time by which silence of the daemon is judged: of the time between two readings `most` counts, so that a process
-/// that was stopped does not take its own pause for the daemon's.
+/// Time by which silence of the daemon is judged: of the time between two readings `most` counts,
+/// so that a process that was stopped does not take its own pause for the daemon's.
 #[derive(Debug)]
 struct RunningClock {
     most: Duration,
@@ -261,6 +265,7 @@ impl Worker {
                 None => return true,
                 Some(Command::Open(exchange)) => match self.session.welcome() {
                     Some(welcome) => exchange.end(Ok(End::Welcome(Box::new(welcome.clone())))),
+                    None if self.opening.len() >= MAX_WAITING => exchange.end(Err(crowded())),
                     None => {
                         self.opening.push(exchange);
                         self.open();
@@ -277,10 +282,7 @@ impl Worker {
 
     fn postpone(&mut self, request: Waiting) {
         if self.waiting.len() >= MAX_WAITING {
-            let text = format!("{MAX_WAITING} requests wait for the connection already");
-            request
-                .exchange
-                .end(Err(Error::new(Code::TooManyRequests, text)));
+            request.exchange.end(Err(crowded()));
             return;
         }
         self.waiting.push_back(request);
@@ -486,7 +488,8 @@ impl Drop for Worker {
 
 /// Refuse an address where nobody listens, or that is for others; ZeroMQ would try for ever.
 ///
-/// A datagram socket cannot connect to one of streams, and says in which way without ever waiting for it.
+/// A datagram socket cannot connect to one of streams, and says in which way without ever waiting
+/// for it.
 fn probe(address: &str) -> Result<(), Error> {
     let path = address.trim_start_matches("ipc://");
     let refused = match UnixDatagram::unbound().and_then(|socket| socket.connect(path)) {

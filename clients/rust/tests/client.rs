@@ -109,9 +109,9 @@ impl Drop for Peer {
 
 fn welcome() -> Value {
     let limits = json!({
-        "frame_bytes": 4096, "frames": 3, "requests_per_client": 4, "prompt_tokens": 100, "total_tokens": 200,
-        "queued_requests": 8, "queued_tokens": 800, "lease_s": 30, "images": 2, "image_bytes": 1000,
-        "request_image_bytes": 1500,
+        "frame_bytes": 4096, "frames": 3, "requests_per_client": 4, "prompt_tokens": 100,
+        "total_tokens": 200, "queued_requests": 8, "queued_tokens": 800, "lease_s": 30,
+        "images": 2, "image_bytes": 1000, "request_image_bytes": 1500,
     });
     json!({"t": "welcome", "proto": 1, "server": "scripted", "limits": limits, "epoch": "one"})
 }
@@ -179,10 +179,14 @@ fn calls_are_put_together() {
     let request = peer.take("generate");
     let pieces = [
         json!([{"index": 0, "id": "c0", "name": "lamp", "arguments": "{\"on\":"}]),
-        json!([{"index": 0, "arguments": "true}"}, {"index": 1, "id": "c1", "name": "cut", "arguments": "{"}]),
+        json!([
+            {"index": 0, "arguments": "true}"},
+            {"index": 1, "id": "c1", "name": "cut", "arguments": "{"},
+        ]),
     ];
     for (seq, calls) in pieces.iter().enumerate() {
-        peer.say(&json!({"t": "delta", "id": request["id"], "seq": seq, "text": "", "tool_calls": calls}));
+        let id = &request["id"];
+        peer.say(&json!({"t": "delta", "id": id, "seq": seq, "text": "", "tool_calls": calls}));
     }
     peer.done(&request, "tool_calls");
     let turn = generation.wait().unwrap().message().unwrap();
