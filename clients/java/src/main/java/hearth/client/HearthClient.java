@@ -1,9 +1,9 @@
 package hearth.client;
 
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.InvalidPathException;
 import java.nio.file.Path;
-import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -162,7 +162,8 @@ public final class HearthClient implements AutoCloseable {
         }
 
         /**
-         * Sets who runs what depends on futures, and subscribers.
+         * Sets who runs what depends on futures, and subscribers. It must not run tasks in the thread
+         * that gives them, which is the one that renews the lease.
          *
          * @param executor default that of {@link CompletableFuture}
          * @return this
@@ -352,11 +353,11 @@ public final class HearthClient implements AutoCloseable {
         }
     }
 
-    /** The first agreed place that exists: the user's own, the system's. */
+    /** The first agreed place that exists, or may in a folder that is closed: the user's own, the system's. */
     private static Path agreedPath() {
         String folder = System.getenv().getOrDefault("XDG_RUNTIME_DIR", "");
         Path own = folder.isEmpty() ? SYSTEM_PATH : Path.of(folder, "hearth", "hearth.sock");
-        return Files.exists(own) || !Files.exists(SYSTEM_PATH) ? own : SYSTEM_PATH;
+        return !Files.notExists(own) || Files.notExists(SYSTEM_PATH) ? own : SYSTEM_PATH;
     }
 
     private static HearthException failed(String text) {

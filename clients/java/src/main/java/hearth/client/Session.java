@@ -256,7 +256,7 @@ final class Session implements Runnable, Zmtp.Listener {
     }
 
     private void connectNow() throws IOException {
-        if (Files.exists(settings.path) && !Files.isWritable(settings.path)) {
+        if (!Files.notExists(settings.path) && !Files.isWritable(settings.path)) {
             String text = "not allowed to use " + settings.path + ": join the group that owns it";
             throw HearthException.of(ErrorCode.NOT_ALLOWED, text);
         }
@@ -565,6 +565,7 @@ final class Session implements Runnable, Zmtp.Listener {
         // A reader that waits for it learns that it does not come.
         exchange.accepted.cancel(false);
         if (delta.seq() != exchange.nextSeq) {
+            cancelNow(exchange);
             String text = "delta " + delta.seq() + " came where " + exchange.nextSeq + " was due";
             end(exchange, HearthException.of(ErrorCode.PROTOCOL_VIOLATION, text, "seq"));
         } else if (!exchange.add(delta)) {
