@@ -51,6 +51,7 @@ fn main() {
 #[derive(Default)]
 struct Driver {
     address: Option<String>,
+    options: Options,
     client: Option<Client>,
     unread: HashMap<String, Generation>,
     cancellers: HashMap<String, Canceller>,
@@ -140,9 +141,15 @@ impl Driver {
         if let Some(name) = field::<String>(command, "name")? {
             options = options.name(name);
         }
-        let client = options.client().map_err(Box::new)?;
-        let opening = client.open();
-        self.client = Some(client);
+        let opening = match &self.client {
+            // After a loss: the same client counts its ids on.
+            Some(client) if options == self.options => client.open(),
+            _ => {
+                let client = options.clone().client()?;
+                self.options = options;
+                self.client.insert(client).open()
+            }
+        };
         self.spawn(move || match opening.wait() {
             Ok(welcome) => emit("connected", None, json!({ "welcome": to_json(&welcome) })),
             Err(error) => emit("failed", None, failure(&error)),
