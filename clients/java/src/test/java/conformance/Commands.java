@@ -81,7 +81,11 @@ public final class Commands {
         byte[] data = Base64.getDecoder().decode((String) told.get("data"));
         if (told.get("encoding") instanceof String encoding) {
             return Image.of(
-                    ByteBuffer.wrap(data), encoding, whole(told, "width"), whole(told, "height"), whole(told, "step"));
+                    ByteBuffer.wrap(data),
+                    encoding,
+                    whole(told, "width"),
+                    whole(told, "height"),
+                    whole(told, "step"));
         }
         return told.get("format") instanceof String format ? Image.of(data, format) : Image.of(data);
     }

@@ -353,7 +353,7 @@ public final class HearthClient implements AutoCloseable {
         }
     }
 
-    /** The first agreed place that exists, or may in a folder that is closed: the user's own, the system's. */
+    /** The user's own place or the system's: the first that exists, or may in a closed folder. */
     private static Path agreedPath() {
         String folder = System.getenv().getOrDefault("XDG_RUNTIME_DIR", "");
         Path own = folder.isEmpty() ? SYSTEM_PATH : Path.of(folder, "hearth", "hearth.sock");

@@ -85,7 +85,8 @@ final class Check {
         map.forEach(
                 (name, one) -> {
                     Object kept = plain(one, withoutEmpty);
-                    boolean isEmpty = List.of(0.0, "", List.of(), Map.of()).contains(kept == null ? "" : kept);
+                    List<Object> empties = List.of(0.0, "", List.of(), Map.of());
+                    boolean isEmpty = kept != null && empties.contains(kept);
                     if (one != null && !(withoutEmpty && isEmpty)) {
                         found.put(name, kept);
                     }

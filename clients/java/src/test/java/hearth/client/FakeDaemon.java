@@ -51,8 +51,8 @@ final class FakeDaemon implements AutoCloseable {
         in.readFully(new byte[Zmtp.greeting().remaining()]);
         frame();
         byte[] ready = {
-            4, 28, 5, 'R', 'E', 'A', 'D', 'Y', 11, 'S', 'o', 'c', 'k', 'e', 't', '-', 'T', 'y', 'p', 'e', 0, 0,
-            0, 6, 'R', 'O', 'U', 'T', 'E', 'R'
+            4, 28, 5, 'R', 'E', 'A', 'D', 'Y', 11, 'S', 'o', 'c', 'k', 'e', 't', '-', 'T', 'y', 'p', 'e',
+            0, 0, 0, 6, 'R', 'O', 'U', 'T', 'E', 'R'
         };
         write(ByteBuffer.wrap(ready));
         return (Map<?, ?>) Reader.decode(frame());

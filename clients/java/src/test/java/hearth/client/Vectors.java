@@ -194,7 +194,8 @@ final class Vectors {
         Map<?, ?> means = (Map<?, ?>) vector.get("means");
         Object command = means.get("command");
         Seen seen = new Seen();
-        String after = means.containsKey("greeting") ? "nothing" : "READY".equals(command) ? "greeting" : "ready";
+        String begun = "READY".equals(command) ? "greeting" : "ready";
+        String after = means.containsKey("greeting") ? "nothing" : begun;
         Zmtp zmtp = begun(after, seen);
         if ("ERROR".equals(command)) {
             Check.equal(
