@@ -318,18 +318,21 @@ class Bridge:
 
     # --- pictures, in the node's threads ------------------------------------------------------
 
-    def _pictured(self, turn: Turn, now_s: float) -> Turn:
+    def _pictured(self, turn: Turn, now_s: float, *, required: bool = False) -> Turn:
         message, age_s = self.images.latest(now_s)
+        if message is None:
+            if required:
+                raise ImageInvalid("no picture has come yet", "latest_image")
+            return turn
         if age_s is not None:
             self._node.warn(f"the newest picture is {age_s:.1f} s old")
-        return turn if message is None else with_picture(turn, picture_of(message))
+        return with_picture(turn, picture_of(message))
 
     def _seeing(self, ask: Ask, now_s: float) -> Ask:
         if not ask.turns:
             raise InvalidValue("a raw prompt takes no picture", "latest_image")
-        if self.images.latest(now_s)[0] is None:
-            raise ImageInvalid("no picture has come yet", "latest_image")
-        return ask._replace(turns=[*ask.turns[:-1], self._pictured(ask.turns[-1], now_s)])
+        last = self._pictured(ask.turns[-1], now_s, required=True)
+        return ask._replace(turns=[*ask.turns[:-1], last])
 
 
 def _standing_ask(settings: Settings) -> Ask:

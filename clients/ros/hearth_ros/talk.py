@@ -124,7 +124,7 @@ class Talk:
             options = dict(self._ask.options)
             while await self._reply(client, options):
                 # Forced again, it would call for ever.
-                if options.get("tool_choice") not in {None, "none"}:
+                if options.get("tool_choice", "none") != "none":
                     options["tool_choice"] = "auto"
         except asyncio.CancelledError:
             if not self._cancel_asked.is_set():

@@ -163,7 +163,7 @@ def test_a_call_is_answered_by_its_service(
     node.answer = answer
     pieces: list[Piece] = []
     with bridge_of(node, door.path, tool_timeout_s=0.2) as bridge:
-        message = goal("a", max_tokens=3, tools=[make("Tool", **TOOL)], tool_choice="required")
+        message = goal("a", max_tokens=3, tools=[make("Tool", **TOOL)], tool_choice="f")
         outcome = ended(bridge, message, pieces.append)
     fields = node.asked.get(timeout=PATIENCE_S)
     assert (fields["name"], fields["arguments"]) == ("f", '{"a":1}')

@@ -58,6 +58,7 @@ class HearthNode(LifecycleNode):  # type: ignore[misc] # rclpy may come without 
         super().__init__("hearth")
         self._group = ReentrantCallbackGroup()
         self._bridge: Bridge | None = None
+        self.failed = False
         self._active = False
         self._goals: dict[bytes, Goal | None] = {}
         self._texts: dict[Topic, Any] = {}
@@ -309,13 +310,14 @@ class HearthNode(LifecycleNode):  # type: ignore[misc] # rclpy may come without 
     # --- start and end ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Configure and activate the node, unless that is left to others."""
-        if self.get_parameter("autostart").value:
-            if self.trigger_configure() == TransitionCallbackReturn.SUCCESS:
-                self.trigger_activate()
-            else:
-                # Nobody else would configure it.
+        """Configure and activate the node, unless that is left to others; ends a failed one."""
+        if not self.get_parameter("autostart").value:
+            return
+        for change in (self.trigger_configure, self.trigger_activate):
+            if change() != TransitionCallbackReturn.SUCCESS:
+                self.failed = True
                 os.kill(os.getpid(), signal.SIGTERM)
+                return
 
     async def end(self, done: "ThreadFuture[None]") -> None:
         """End goals, tell their clients, and leave the daemon."""
@@ -326,7 +328,8 @@ class HearthNode(LifecycleNode):  # type: ignore[misc] # rclpy may come without 
             await self._pause(_LOOK_S)
         # Results are sent by tasks of their own.
         await self._pause(_LOOK_S)
-        self.trigger_shutdown()
+        if not self.failed:
+            self.trigger_shutdown()
         done.set_result(None)
 
 
@@ -346,7 +349,6 @@ def main() -> None:
     node = HearthNode()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    failed = []
 
     def spin() -> None:
         try:
@@ -354,7 +356,7 @@ def main() -> None:
         except (ShutdownException, ExternalShutdownException):
             return
         except BaseException:
-            failed.append(True)
+            node.failed = True
             os.kill(os.getpid(), signal.SIGTERM)
             raise
 
@@ -363,14 +365,14 @@ def main() -> None:
     executor.create_task(node.begin)
     signal.sigwait(ends)
     done: ThreadFuture[None] = ThreadFuture()
-    if not failed:
+    if thread.is_alive():
         executor.create_task(node.end, done)
         done.result(_JOIN_S)
     executor.shutdown()
     thread.join(_JOIN_S)
     node.destroy_node()
     rclpy.shutdown()
-    sys.exit(bool(failed))
+    sys.exit(node.failed)
 
 
 if __name__ == "__main__":
