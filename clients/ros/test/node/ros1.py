@@ -17,6 +17,7 @@ import rospy
 import std_srvs.srv
 from actionlib_msgs.msg import GoalStatus
 from diagnostic_msgs.msg import DiagnosticArray
+from processes import PATIENCE_S, Process
 from rosbags.rosbag1 import Reader, Writer
 from rosbags.typesys import Stores
 from sensor_msgs.msg import CompressedImage, Image
@@ -24,7 +25,6 @@ from std_msgs.msg import String
 
 import hearth_msgs.srv
 from hearth_msgs.msg import GenerateAction, GenerateGoal
-from processes import PATIENCE_S, Process
 
 TYPES = {"String": String, "Image": Image, "CompressedImage": CompressedImage}
 SERVICES = {

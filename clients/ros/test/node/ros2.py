@@ -14,6 +14,7 @@ from typing import Any
 import rclpy
 from action_msgs.msg import GoalStatus
 from diagnostic_msgs.msg import DiagnosticArray
+from processes import PATIENCE_S, Process
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
@@ -27,7 +28,6 @@ from std_srvs.srv import SetBool, Trigger
 
 import hearth_msgs.srv
 from hearth_msgs.action import Generate
-from processes import PATIENCE_S, Process
 
 TYPES = {"String": String, "Image": Image, "CompressedImage": CompressedImage}
 SERVICES = {

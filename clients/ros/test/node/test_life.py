@@ -8,7 +8,6 @@ import pytest
 from hearth_client import Client
 from hearth_msgs.msg import Turn
 
-
 BEGIN = "Once there"
 
 
