@@ -11,7 +11,7 @@ TESTS ?= tests
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev bench-env lint test system kernels-check demo bench release arm64 clean
+.PHONY: help env dev bench-env clients-env lint test clients-test system kernels-check demo bench release arm64 clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,14 @@ demo: $(VENV)/.env ## questions about a home and a picture to the shipped models
 # Tests side by side take the cores; threads of a library beside them wait for each other.
 test: $(VENV)/.dev ## the whole test suite
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# Toolchains go onto the machine, ROS's wheels into environments of their own in clients/ros.
+clients-env: ## as root: what clients in other languages are built with; names what cannot be had
+	PYTHON=$(PYTHON) clients/env
+
+# CLIENTS="--client go" chooses; what the machine lacks is skipped by name.
+clients-test: $(VENV)/.dev ## every client's own tests, and the conformance suite with each of them
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup clients/conformance $(CLIENTS)
 
 # FLAGS are those of the row: python -m tests.system faults --help, overload and soak likewise.
 system: $(VENV)/.dev ## what a daemon survives and bears: ROW="GPU actor killed", overload, soak; FLAGS=--json
