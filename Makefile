@@ -11,7 +11,7 @@ TESTS ?= tests
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help env dev bench-env clients-env clients-test lint test system kernels-check demo bench release arm64 clean
+.PHONY: help env dev bench-env clients-env lint test clients-test system kernels-check demo bench release arm64 clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
@@ -27,14 +27,15 @@ demo: $(VENV)/.env ## questions about a home and a picture to the shipped models
 test: $(VENV)/.dev ## the whole test suite
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
+# Toolchains go onto the machine, ROS's wheels into environments of their own in clients/ros.
+clients-env: ## as root: what clients in other languages are built with; names what cannot be had
+	PYTHON=$(PYTHON) clients/env
+
+# CLIENTS="--client go" chooses; what the machine lacks is skipped by name.
+clients-test: $(VENV)/.dev ## every client's own tests, and the conformance suite with each of them
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup clients/conformance $(CLIENTS)
+
 # FLAGS are those of the row: python -m tests.system faults --help, overload and soak likewise.
-clients-env: ## what clients in other languages are built and tested with, as root
-	clients/env
-
-# CLIENTS are the flags: make clients-test CLIENTS="--client go --client java"
-clients-test: $(VENV)/.dev ## the conformance suite: each client's own tests, then its answers
-	$(BIN)/python -m pytest clients/conformance $(CLIENTS)
-
 system: $(VENV)/.dev ## what a daemon survives and bears: ROW="GPU actor killed", overload, soak; FLAGS=--json
 	$(BIN)/python -m tests.system $(if $(ROW),"$(ROW)") $(FLAGS)
 

@@ -34,23 +34,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Run programs of Python with this interpreter; none takes the settings of a user's daemon."""
     del config
-    os.environ["PYTHON"] = sys.executable
     for name in [one for one in os.environ if one.startswith("HEARTH_")]:
         del os.environ[name]
+    os.environ["PYTHON"] = os.environ["HEARTH_PYTHON"] = sys.executable
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Play each scene with each client."""
-    if "client" in metafunc.fixturenames:
-        found = sorted(one.parent.name for one in CLIENTS.glob("*/driver"))
-        names = metafunc.config.getoption("client") or found
-        metafunc.parametrize("client", names, indirect=True, scope="session")
+    """Play each scene with each client that has a driver; the check of others is theirs alone."""
+    if "client" not in metafunc.fixturenames:
+        return
+    chosen = metafunc.config.getoption("client")
+    program = "driver" if metafunc.module.__name__.rpartition(".")[2] != "test_check" else "check"
+    names = chosen or sorted(one.parent.name for one in CLIENTS.glob(f"*/{program}"))
+    # Clients can be spread over workers of pytest-xdist; each is built by one of them.
+    each = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+    metafunc.parametrize("client", each, ids=names, indirect=True, scope="session")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give the builds of `check` and the starts of daemons, which are set up, their own time."""
+    seconds = config.getoption("timeout", None) or 60
     for item in items:
-        item.add_marker(pytest.mark.timeout(60, func_only=True))
+        item.add_marker(pytest.mark.timeout(seconds, func_only=True))
 
 
 @pytest.fixture(scope="session")

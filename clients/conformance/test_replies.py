@@ -33,10 +33,6 @@ def driver(drive: Drive, daemon: OwnDaemon) -> Driver:
     return started
 
 
-def test_the_check_passes(client: Client) -> None:
-    assert (client.folder / "README.md").is_file()
-
-
 def test_the_welcome_is_told(drive: Drive, daemon: OwnDaemon) -> None:
     driver = drive(daemon.socket)
     told = driver.connect(lease_s=40, name="conformance")
