@@ -68,8 +68,10 @@ MUTATIONS = {
     "reads on behind bytes of no meaning": (LENIENT, "test_bytes_that_cannot_be_read"),
     "renews nothing": (f"{CONNECTION}.renewal = lambda self, now: None", "kept_by_the_clock"),
     "renews by answers": (
-        f"{CONNECTION}.receive = lambda self, data, now, right={CONNECTION}.receive: "
-        "(right(self, data, now), self._renewed(now))[0]",
+        (
+            f"{CONNECTION}.receive = lambda self, data, now, right={CONNECTION}.receive: "
+            "(right(self, data, now), self._renewed(now))[0]"
+        ),
         "kept_by_the_clock and reads",
     ),
     "checks no size": (f"{CONNECTION}._check_size = lambda self, data: None", REFUSED),
