@@ -18,9 +18,10 @@ const parse = (line) =>
 
 function tell(event, as, fields = {}) {
   const { t, id, seq, ...told } = fields;
-  const written = JSON.stringify({ event, as, ...told }, (_, value) =>
-    value instanceof Uint8Array ? Buffer.from(value).toString("base64") : value,
-  );
+  const written = JSON.stringify({ event, as, ...told }, function inBase64(name, value) {
+    // A Buffer has been made an object of numbers by now.
+    return Buffer.isBuffer(this[name]) ? this[name].toString("base64") : value;
+  });
   process.stdout.write(`${written}\n`);
 }
 
@@ -64,10 +65,14 @@ async function read(as) {
 
 const commands = {
   connect({ timeout_s: timeoutS, silence_s: silenceS, lease_s: leaseS, features, name }) {
+    const options = { address, timeoutS, silenceS, leaseS, features, name };
     const last = client;
-    client = new Client({ address, timeoutS, silenceS, leaseS, features, name });
+    // Without options it is the same client again, which opens another session.
+    if (!last || Object.values(options).some((value) => value !== undefined && value !== address)) {
+      client = new Client(options);
+    }
     start(undefined, async () => {
-      await last?.close();
+      if (client !== last) await last?.close();
       tell("connected", undefined, { welcome: await client.connect() });
     });
   },

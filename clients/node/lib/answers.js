@@ -5,7 +5,8 @@ import { ConnectionFailed } from "./errors.js";
 /** Bytes of an answer at most; ZeroMQ closes the connection for a larger frame. */
 export const MAX_ANSWER_BYTES = 16 << 20;
 const MAX_DEPTH = 64;
-const decoder = new Decoder();
+// Names in fields of later servers may be anything; what is no text names nothing here.
+const decoder = new Decoder({ mapKeyConverter: (key) => (typeof key === "string" ? key : "") });
 
 class Malformed extends Error {}
 

@@ -18,7 +18,7 @@ export class Client {
   #options;
   #hello;
   #session;
-  #closed = false;
+  #left;
   #ids = 0;
   #patientUntil = 0;
 
@@ -27,7 +27,7 @@ export class Client {
     if (unknown) refuse(`there is no option ${unknown}`, unknown);
     const { timeoutS = 5, silenceS = 5, leaseS, name = "", features = FEATURES, statusOnly = false } = options;
     for (const [option, value] of Object.entries({ timeoutS, silenceS })) {
-      if (!(value > 0 && value < 1e6)) refuse(`${option} has to be a number of seconds above 0`, option);
+      if (typeof value !== "number" || !(value > 0 && value < 1e6)) refuse(`${option} has to be a number of seconds above 0`, option);
     }
     if (typeof name !== "string" || characters(name) > MAX_NAME) {
       refuse(`name has to be a text of ${MAX_NAME} characters at most`, "name");
@@ -70,9 +70,9 @@ export class Client {
   }
 
   /** Leave: what is open fails with `client_closed`. */
-  async close() {
-    this.#closed = true;
-    await this.#session?.close(new ConnectionFailed("client_closed", "this client was closed: make another one"));
+  close() {
+    this.#left ??= Promise.resolve(this.#session?.close(closed()));
+    return this.#left;
   }
 
   #ask(t, terminal, request, signal) {
@@ -97,7 +97,7 @@ export class Client {
   }
 
   async #opened() {
-    if (this.#closed) throw new ConnectionFailed("client_closed", "this client was closed: make another one");
+    if (this.#left) throw closed();
     if (!this.#session || this.#session.failure) this.#session = this.#open();
     const session = this.#session;
     await session.opened;
@@ -121,6 +121,8 @@ export class Client {
     });
   }
 }
+
+const closed = () => new ConnectionFailed("client_closed", "this client was closed: make another one");
 
 async function answered(exchange) {
   while (!exchange.ended) await exchange.changed();

@@ -40,7 +40,7 @@ export class Exchange {
   take(answer, bytes) {
     if (answer.t === "error") this.error = errorFor(answer);
     else if (answer.t === this.#terminal) this.answer = answer;
-    else if (answer.t === "accepted" && this.streams) this.accepted = answer;
+    else if (answer.t === "accepted" && this.streams) this.accepted ??= answer;
     else if (answer.t === "delta" && this.streams) this.#keep(answer, bytes);
     else throw new ConnectionFailed("protocol_violation", `${answer.t} came where ${this.#terminal} was due`);
     this.#notify();
