@@ -20,7 +20,7 @@ class Process:
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environ)
 
-    def __enter__(self) -> "Process":
+    def __enter__(self) -> "Process":  # noqa: PYI034 - Python 3.10 has no Self
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -32,7 +32,8 @@ class Process:
                 self._process.kill()
                 self._process.wait()
                 raise
-        print(self.log(), file=sys.stderr)
+        # What only explains a failure is shown with one.
+        sys.stderr.write(self.log())
 
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
