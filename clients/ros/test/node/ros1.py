@@ -31,11 +31,13 @@ SERVICES = {
     "hearth_msgs/CallTool": hearth_msgs.srv.CallTool,
     "std_srvs/SetBool": std_srvs.srv.SetBool,
     "std_srvs/Trigger": std_srvs.srv.Trigger,
-    "Tokenize": hearth_msgs.srv.Tokenize,
-    "Detokenize": hearth_msgs.srv.Detokenize,
-    "GetMetadata": hearth_msgs.srv.GetMetadata,
-    "ListAdapters": hearth_msgs.srv.ListAdapters,
-    "Trigger": std_srvs.srv.Trigger,
+}
+OWN = {
+    "tokenize": hearth_msgs.srv.Tokenize,
+    "detokenize": hearth_msgs.srv.Detokenize,
+    "metadata": hearth_msgs.srv.GetMetadata,
+    "adapters": hearth_msgs.srv.ListAdapters,
+    "health": std_srvs.srv.Trigger,
 }
 STORE = Stores.ROS1_NOETIC
 _STATES = {
@@ -144,10 +146,10 @@ class Ros:
         """Answer a service with fields of its response."""
         rospy.Service(service, SERVICES[kind], answer)
 
-    def call(self, name: str, kind: str, service: str, **fields: Any) -> Any:
+    def call(self, name: str, service: str, **fields: Any) -> Any:
         """The response of one of the node's services."""
         rospy.wait_for_service(f"/{name}/{service}", PATIENCE_S)
-        return rospy.ServiceProxy(f"/{name}/{service}", SERVICES[kind])(**fields)
+        return rospy.ServiceProxy(f"/{name}/{service}", OWN[service])(**fields)
 
     def send(self, name: str, goal: Any) -> Goal:
         """Send a goal."""

@@ -3,23 +3,29 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from threading import Event, Thread
 from typing import Any
 
 import rclpy
 from action_msgs.msg import GoalStatus
 from diagnostic_msgs.msg import DiagnosticArray
+<<<<<<< HEAD
+=======
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+>>>>>>> wt-ros
 from processes import PATIENCE_S, Process
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.qos import QoSProfile
+from rclpy.serialization import deserialize_message
 from rosbags.rosbag2 import Reader, StoragePlugin, Writer
 from rosbags.typesys import Stores
 from sensor_msgs.msg import CompressedImage, Image
@@ -34,14 +40,18 @@ SERVICES = {
     "hearth_msgs/CallTool": hearth_msgs.srv.CallTool,
     "std_srvs/SetBool": SetBool,
     "std_srvs/Trigger": Trigger,
-    "Tokenize": hearth_msgs.srv.Tokenize,
-    "Detokenize": hearth_msgs.srv.Detokenize,
-    "GetMetadata": hearth_msgs.srv.GetMetadata,
-    "ListAdapters": hearth_msgs.srv.ListAdapters,
-    "Trigger": Trigger,
+}
+OWN = {
+    "tokenize": hearth_msgs.srv.Tokenize,
+    "detokenize": hearth_msgs.srv.Detokenize,
+    "metadata": hearth_msgs.srv.GetMetadata,
+    "adapters": hearth_msgs.srv.ListAdapters,
+    "health": Trigger,
+    "change_state": ChangeState,
 }
 STORE = Stores.LATEST
 _KEEP = QoSProfile(depth=512)
+_ASK_S = 3.0
 _STATES = {
     GoalStatus.STATUS_SUCCEEDED: "succeeded",
     GoalStatus.STATUS_CANCELED: "cancelled",
@@ -67,6 +77,53 @@ class Goal:
         return _STATES[found.status], found.result
 
 
+class Clients:
+    """Clients of one node's services and action; made when it is first asked.
+
+    An answer is lost while the node has not discovered who asks. Discovery goes in order, so that
+    an answer to the client that was made last says that all others are known.
+    """
+
+    def __init__(self, node: Any, name: str, group: Any) -> None:
+        self._node = node
+        self.action = ActionClient(
+            node, Generate, f"/{name}/generate", feedback_sub_qos_profile=_KEEP
+        )
+        self.services = {
+            service: node.create_client(kind, f"/{name}/{service}", callback_group=group)
+            for service, kind in OWN.items()
+        }
+        self._last = node.create_client(GetState, f"/{name}/get_state", callback_group=group)
+
+    def ask(self, service: str, **fields: Any) -> Any:
+        client = self.services[service]
+        assert client.wait_for_service(PATIENCE_S), f"there is no {service}"
+        return _answer(client, client.srv_type.Request(**fields), PATIENCE_S)
+
+    def meet(self) -> None:
+        """Wait until the node answers."""
+        assert self._last.wait_for_service(PATIENCE_S), "there is no node"
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                _answer(self._last, GetState.Request(), _ASK_S)
+            except Empty:  # noqa: PERF203 - it is what the loop is for
+                assert time.monotonic() < deadline, "the node does not answer"
+            else:
+                return
+
+    def destroy(self) -> None:
+        self.action.destroy()
+        for client in (*self.services.values(), self._last):
+            self._node.destroy_client(client)
+
+
+def _answer(client: Any, request: Any, seconds: float) -> Any:
+    found: Queue[Any] = Queue()
+    client.call_async(request).add_done_callback(lambda one: found.put(one.result()))
+    return found.get(timeout=seconds)
+
+
 class Ros:
     """Topics, services and the action, for tests; each wait has a deadline."""
 
@@ -82,6 +139,7 @@ class Ros:
         self._executor.add_node(self.node)
         self._thread = Thread(target=self._executor.spin)
         self._thread.start()
+        self._met: dict[str, Clients] = {}
         self._publishers: dict[str, tuple[Any, Event]] = {}
 
     def close(self) -> None:
@@ -94,10 +152,7 @@ class Ros:
     def hearth(self, name: str, **parameters: Any) -> Iterator[Process]:
         """A node of this name, ready to be asked."""
         with self.starting(name, **parameters) as process:
-            client = ActionClient(self.node, Generate, f"/{name}/generate")
-            assert client.wait_for_server(PATIENCE_S), process.log()
-            health, _ = self.call(name, "Trigger", "health"), client.destroy()
-            assert health.message, process.log()
+            assert self._clients(name).action.wait_for_server(PATIENCE_S), process.log()
             yield process
 
     @contextmanager
@@ -110,6 +165,14 @@ class Ros:
         command = [sys.executable, "-m", "hearth_ros2.node", *arguments]
         with Process(command, self._folder / f"{name}.log", dict(os.environ)) as process:
             yield process
+        if name in self._met:
+            self._met.pop(name).destroy()
+
+    def _clients(self, name: str) -> Clients:
+        if name not in self._met:
+            self._met[name] = Clients(self.node, name, self._group)
+            self._met[name].meet()
+        return self._met[name]
 
     def listen(self, topic: str, kind: Any = String) -> "Queue[Any]":
         """Messages of a topic, from now on."""
@@ -137,8 +200,6 @@ class Ros:
 
     def message(self, kind: str, data: bytes) -> Any:
         """A message from its bytes in a bag."""
-        from rclpy.serialization import deserialize_message  # noqa: PLC0415 - beside its use
-
         return deserialize_message(data, TYPES[kind])
 
     def serve(self, service: str, kind: str, answer: Callable[[Any], dict[str, Any]]) -> None:
@@ -151,24 +212,14 @@ class Ros:
 
         self.node.create_service(SERVICES[kind], service, respond, callback_group=self._group)
 
-    def call(self, name: str, kind: str, service: str, **fields: Any) -> Any:
+    def call(self, name: str, service: str, **fields: Any) -> Any:
         """The response of one of the node's services."""
-        client = self.node.create_client(
-            SERVICES[kind], f"/{name}/{service}", callback_group=self._group
-        )
-        assert client.wait_for_service(PATIENCE_S), f"there is no {service}"
-        found: Queue[Any] = Queue()
-        asked = client.call_async(SERVICES[kind].Request(**fields))
-        asked.add_done_callback(lambda one: found.put(one.result()))
-        return found.get(timeout=PATIENCE_S)
+        return self._clients(name).ask(service, **fields)
 
     def send(self, name: str, goal: Any) -> Goal | None:
         """Send a goal; None where it is rejected."""
-        client = ActionClient(
-            self.node, Generate, f"/{name}/generate", feedback_sub_qos_profile=_KEEP
-        )
-        assert client.wait_for_server(PATIENCE_S)
         feedback, handles = Queue[Any](), Queue[Any]()
+        client = self._clients(name).action
         sent = client.send_goal_async(goal, lambda one: feedback.put(one.feedback))
         sent.add_done_callback(lambda one: handles.put(one.result()))
         handle = handles.get(timeout=PATIENCE_S)
@@ -176,17 +227,8 @@ class Ros:
 
     def change_state(self, name: str, transition: str) -> bool:
         """Ask for a transition of the lifecycle."""
-        from lifecycle_msgs.srv import ChangeState  # noqa: PLC0415 - no such thing in ROS 1
-
-        client = self.node.create_client(
-            ChangeState, f"/{name}/change_state", callback_group=self._group
-        )
-        assert client.wait_for_service(PATIENCE_S)
-        request = ChangeState.Request()
-        request.transition.label = transition
-        found: Future[Any] = Future()
-        client.call_async(request).add_done_callback(lambda one: found.set_result(one.result()))
-        return bool(found.result(PATIENCE_S).success)
+        asked = Transition(label=transition)
+        return bool(self._clients(name).ask("change_state", transition=asked).success)
 
 
 def write_bag(path: Path) -> Any:

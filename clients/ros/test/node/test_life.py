@@ -46,17 +46,17 @@ def test_a_daemon_may_come_and_go(ros: Any, start_daemon: Callable[..., Any]) ->
     first.stop()
     parameters = {"address": str(first.socket), "connect_timeout_s": 0.5}
     with ros.hearth("patient", **parameters):
-        assert ros.call("patient", "Trigger", "health").success is False
+        assert ros.call("patient", "health").success is False
         state, result = ros.send("patient", story(ros)).end()
         assert (state, result.error_code) == ("aborted", "connection_timeout")
         second = start_daemon("home", "going")
-        assert ros.call("patient", "Trigger", "health").success is True
-        epoch = ros.call("patient", "GetMetadata", "metadata").epoch
+        assert ros.call("patient", "health").success is True
+        epoch = ros.call("patient", "metadata").epoch
         assert ros.send("patient", story(ros)).end()[0] == "succeeded"
         second.stop()
         start_daemon("home", "going")
         assert ros.send("patient", story(ros)).end()[0] == "succeeded"
-        assert ros.call("patient", "GetMetadata", "metadata").epoch != epoch
+        assert ros.call("patient", "metadata").epoch != epoch
 
 
 @pytest.mark.skipif(os.environ["ROS_VERSION"] == "1", reason="ROS 1 has no lifecycle")
@@ -64,7 +64,7 @@ def test_the_lifecycle(ros: Any, home: Any) -> None:
     parameters = {"address": str(home.socket), "autostart": False}
     with ros.starting("managed", **parameters) as process:
         assert ros.change_state("managed", "configure"), process.log()
-        assert ros.call("managed", "Trigger", "health").success
+        assert ros.call("managed", "health").success
         assert ros.send("managed", story(ros)) is None
         assert ros.change_state("managed", "activate")
         running = ros.send("managed", story(ros, options='{"ignore_eos": true}'))
