@@ -20,11 +20,7 @@ class Process:
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environ)
 
-<<<<<<< HEAD
-    def __enter__(self) -> "Process":  # noqa: PYI034 - Self is of Python 3.11
-=======
     def __enter__(self) -> "Process":  # noqa: PYI034 - Python 3.10 has no Self
->>>>>>> wt-ros
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,10 +32,7 @@ class Process:
                 self._process.kill()
                 self._process.wait()
                 raise
-<<<<<<< HEAD
-=======
         # What only explains a failure is shown with one.
->>>>>>> wt-ros
         sys.stderr.write(self.log())
 
     def terminate(self) -> None:

@@ -14,11 +14,8 @@ from typing import Any
 import rclpy
 from action_msgs.msg import GoalStatus
 from diagnostic_msgs.msg import DiagnosticArray
-<<<<<<< HEAD
-=======
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
->>>>>>> wt-ros
 from processes import PATIENCE_S, Process
 from rclpy.action import ActionClient
 from rclpy.callback_groups import ReentrantCallbackGroup
