@@ -60,7 +60,7 @@ class HearthNode(LifecycleNode):  # type: ignore[misc] # rclpy may come without 
         self._bridge: Bridge | None = None
         self.failed = False
         self._active = False
-        self._goals: dict[bytes, Goal | None] = {}
+        self._goals: dict[bytes, Goal] = {}
         self._texts: dict[Topic, Any] = {}
         self._tool_clients: dict[tuple[str, str], Any] = {}
         self._made: list[Any] = []
