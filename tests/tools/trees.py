@@ -11,8 +11,10 @@ FOLDERS = ("actors", "bench", "clients", "daemon", "models", "runtime", "tests",
 
 @cache
 def repository() -> SourceTree:
-    paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    return SourceTree(ROOT, [path.relative_to(ROOT).as_posix() for path in paths])
+    paths = [path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    # Environments and what is built lie beside the clients.
+    own = [path for path in paths if not any(p[0] == "." or p == "build" for p in path.parts)]
+    return SourceTree(ROOT, [path.as_posix() for path in own])
 
 
 def written(folder: Path, files: dict[str, str]) -> SourceTree:

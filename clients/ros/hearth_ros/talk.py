@@ -32,7 +32,9 @@ class Call(msgspec.Struct, frozen=True):
     arguments: str
 
 
-def fill(message: M, fields: Mapping[str, Any] | msgspec.Struct, call_type: type[Any]) -> M:
+def fill(
+    message: M, fields: Mapping[str, Any] | msgspec.Struct, call_type: Callable[..., Any]
+) -> M:
     """Set fields of a ROS message by their names; calls become messages of `call_type`."""
     if isinstance(fields, msgspec.Struct):
         fields = {name: getattr(fields, name) for name in fields.__struct_fields__}

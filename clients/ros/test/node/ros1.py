@@ -120,9 +120,17 @@ class Ros:
     def listen(self, topic: str, kind: Any = String) -> "Queue[Any]":
         """Messages of a topic, from now on."""
         found: Queue[Any] = Queue()
-        heard = rospy.Subscriber(topic, kind, found.put)
-        _until(heard.get_num_connections, f"nobody publishes {topic}")
+        rospy.Subscriber(topic, kind, found.put)
+        _until(lambda: self._is_connected(topic), f"nobody publishes {topic}")
         return found
+
+    def _is_connected(self, topic: str) -> bool:
+        """True if those who publish have taken the connection: their side is the later one."""
+        master = rospy.get_master()
+        publishers = dict(master.getSystemState()[2][0]).get(topic, [])
+        return bool(publishers) and all(
+            _sends(master.lookupNode(name)[2], topic) for name in publishers
+        )
 
     def diagnostics(self) -> "Queue[Any]":
         return self.listen("/diagnostics", DiagnosticArray)
@@ -180,6 +188,14 @@ def _answers(master: Any) -> bool:
         return master.getSystemState("/probe")[0] == 1
     except OSError:
         return False
+
+
+def _sends(uri: str, topic: str) -> bool:
+    with xmlrpc.client.ServerProxy(uri) as node:
+        return any(
+            (connection[1], connection[2], connection[4]) == ("/probe", "o", topic)
+            for connection in node.getBusInfo("/probe")[2]
+        )
 
 
 def write_bag(path: Path) -> Any:

@@ -144,7 +144,7 @@ def test_a_tool_that_switches(ros: Any, node: str) -> None:
 
 
 def test_a_service_that_is_not_there_is_told_to_the_model(ros: Any, home: Any) -> None:
-    parameters = {"address": str(home.socket), "tool_timeout_s": 0.5}
+    parameters = {"address": str(home.socket), "tool_timeout_s": 1}
     with ros.hearth("impatient", **parameters) as process:
         tool = Tool(**BATTERY, service="/nowhere")
         sent = ros.send("impatient", goal(ros, "What is the battery level?", tools=[tool]))

@@ -30,7 +30,8 @@ def test_sigterm_ends_goals_session_and_node(ros: Any, home: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_tokens", -1), ("options", "{"), ("tools_file", "/nowhere.json")]
+    ("name", "value"),
+    [("max_tokens", -1), ("options", "{"), ("tools_file", "/nowhere.json"), ("queue", "many")],
 )
 def test_a_wrong_parameter_ends_the_node_with_a_sentence(
     ros: Any, home: Any, name: str, value: Any

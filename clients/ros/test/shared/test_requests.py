@@ -157,4 +157,4 @@ def test_a_message_is_filled_by_names() -> None:
     filled = fill(message, outcome, lambda **values: make("ToolCall", **values))
     assert filled.text == "a"
     assert filled.tool_calls == [make("ToolCall", id="c1", name="f", arguments="{}")]
-    assert fill(message, {"text": "b"}, None).text == "b"
+    assert fill(message, {"text": "b"}, make).text == "b"

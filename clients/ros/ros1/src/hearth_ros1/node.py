@@ -1,6 +1,7 @@
 """The ROS 1 node between ROS and a Hearth daemon."""
 
 import sys
+from collections import Counter
 from concurrent.futures import Future
 from threading import Lock, Thread
 from typing import Any
@@ -38,6 +39,7 @@ _TOOL_TYPES = {
     "std_srvs/Trigger": Trigger,
 }
 _QUEUE = 512
+_CALLS = 8
 _IMAGE_BYTES = 1 << 24
 
 
@@ -55,7 +57,7 @@ class HearthNode:
         self._tool_timeout_s = settings.tool_timeout_s
         self._goals: dict[str, Goal] = {}
         self._lock = Lock()
-        self._asked: set[str] = set()
+        self._asked: Counter[str] = Counter()
         self._texts = {
             topic: rospy.Publisher(f"~{topic}", String, queue_size=_QUEUE) for topic in TOPICS
         }
@@ -155,13 +157,14 @@ class HearthNode:
     def call_service(self, tool: ServiceTool, fields: dict[str, Any]) -> "Future[Any]":
         """Ask a tool's service in a thread, as rospy has calls that wait, and without a deadline.
 
-        One that has not come back refuses further calls of that service.
+        Those that have not come back bound the calls of a service.
         """
         answer: Future[Any] = Future()
-        if tool.service in self._asked:
-            answer.set_exception(RuntimeError("it has not answered the call before"))
-            return answer
-        self._asked.add(tool.service)
+        with self._lock:
+            if self._asked[tool.service] >= _CALLS:
+                answer.set_exception(RuntimeError(f"{_CALLS} calls have not been answered"))
+                return answer
+            self._asked[tool.service] += 1
 
         def ask() -> None:
             try:
@@ -172,7 +175,8 @@ class HearthNode:
                 failure: Exception | None = error
             else:
                 failure = None
-            self._asked.discard(tool.service)
+            with self._lock:
+                self._asked[tool.service] -= 1
             if not answer.set_running_or_notify_cancel():
                 return
             if failure is None:

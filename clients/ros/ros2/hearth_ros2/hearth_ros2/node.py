@@ -60,12 +60,13 @@ class HearthNode(LifecycleNode):  # type: ignore[misc] # rclpy may come without 
         self._bridge: Bridge | None = None
         self.failed = False
         self._active = False
-        self._goals: dict[bytes, Goal | None] = {}
+        self._goals: dict[bytes, Goal] = {}
         self._texts: dict[Topic, Any] = {}
         self._tool_clients: dict[tuple[str, str], Any] = {}
         self._made: list[Any] = []
         for one in parameters():
-            descriptor = ParameterDescriptor(description=one.description)
+            # Types are judged with the values: 5 serves where 5.0 is asked.
+            descriptor = ParameterDescriptor(description=one.description, dynamic_typing=True)
             self.declare_parameter(one.name, one.default, descriptor)
         self.declare_parameter("autostart", True, ParameterDescriptor(description=_AUTOSTART))
 
