@@ -219,8 +219,13 @@ test(
   }),
 );
 
-for (const options of [{ tiemoutS: 1 }, { timeoutS: 0 }, { silenceS: "5" }, { name: "x".repeat(129) }, { leaseS: NaN }]) {
-  const [option] = Object.keys(options);
+for (const [option, value] of Object.entries({
+  tiemoutS: 1,
+  timeoutS: 0,
+  silenceS: "5",
+  name: "x".repeat(129),
+  leaseS: NaN,
+})) {
   test(`an option that cannot be: ${option}`, () =>
-    assert.throws(() => new Client(options), { name: "RequestRefused", code: "invalid_value" }));
+    assert.throws(() => new Client({ [option]: value }), { name: "RequestRefused", code: "invalid_value" }));
 }
