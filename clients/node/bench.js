@@ -10,6 +10,8 @@ const SIDE = 512;
 
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
+const rounded = (value) => value && Number(value.toFixed(2));
+
 async function timed(task) {
   const began = performance.now();
   await task();
@@ -51,9 +53,9 @@ async function imageMs(client) {
 const client = new Client({ address: process.argv[2] });
 try {
   const figures = {
-    status_us: await statusUs(client),
-    delta_us: await deltaUs(client),
-    image_ms: await imageMs(client),
+    status_us: rounded(await statusUs(client)),
+    delta_us: rounded(await deltaUs(client)),
+    image_ms: rounded(await imageMs(client)),
     rss_kb: Math.round(process.memoryUsage.rss() / 1024),
   };
   process.stdout.write(`${JSON.stringify(figures)}\n`);

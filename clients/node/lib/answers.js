@@ -269,8 +269,6 @@ export function readAnswer(frame) {
     if (!Object.hasOwn(ANSWERS, value.t)) return undefined;
     return { t: value.t, ...ANSWERS[value.t](value) };
   } catch (error) {
-    const violation = new ConnectionFailed("protocol_violation", `the server sent what cannot be read: ${error.message}`);
-    violation.cause = error;
-    throw violation;
+    throw new ConnectionFailed("protocol_violation", `the server sent what cannot be read: ${error.message}`);
   }
 }

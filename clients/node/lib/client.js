@@ -8,6 +8,7 @@ import { Session } from "./session.js";
 /** What this client reads beyond the first version of the protocol. */
 export const FEATURES = Object.freeze(["reasoning", "tool_calls", "end_details", "token_bytes"]);
 const MAX_NAME = 128;
+const MAX_WAIT_S = 1e6;
 const OPTIONS = new Set(["address", "keyFile", "name", "timeoutS", "silenceS", "leaseS", "features", "statusOnly"]);
 
 /**
@@ -27,12 +28,13 @@ export class Client {
     if (unknown) refuse(`there is no option ${unknown}`, unknown);
     const { timeoutS = 5, silenceS = 5, leaseS, name = "", features = FEATURES, statusOnly = false } = options;
     for (const [option, value] of Object.entries({ timeoutS, silenceS })) {
-      if (typeof value !== "number" || !(value > 0 && value < 1e6)) refuse(`${option} has to be a number of seconds above 0`, option);
+      if (typeof value !== "number" || !(value > 0 && value <= MAX_WAIT_S)) {
+        refuse(`${option} has to be a number of seconds above 0 and up to ${MAX_WAIT_S}`, option);
+      }
     }
     if (typeof name !== "string" || characters(name) > MAX_NAME) {
       refuse(`name has to be a text of ${MAX_NAME} characters at most`, "name");
     }
-    this.#options = { address: options.address, keyFile: options.keyFile, timeoutS, silenceS };
     this.#hello = {
       t: "hello",
       proto: [1],
@@ -41,6 +43,9 @@ export class Client {
       status_only: statusOnly || undefined,
       features: [...features],
     };
+    // What cannot be encoded is refused here, and not by each session.
+    writeRequest(this.#hello);
+    this.#options = { address: options.address, keyFile: options.keyFile, timeoutS, silenceS };
   }
 
   /** Open a session, unless one is open; returns what the daemon says of itself. */

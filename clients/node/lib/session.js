@@ -51,7 +51,8 @@ export class Session {
     });
     // Who waits for it is told; a loss without anybody waiting is no fault of the program.
     this.opened.catch(() => undefined);
-    this.#socket = new Dealer({ linger: 0, maxMessageSize: MAX_ANSWER_BYTES, sendTimeout: silenceMs, ...curve });
+    const sendTimeout = Math.ceil(silenceMs);
+    this.#socket = new Dealer({ linger: 0, maxMessageSize: MAX_ANSWER_BYTES, sendTimeout, ...curve });
     this.#watch().catch((error) => this.#lose(lost(`the socket's monitor failed: ${error.message}`)));
     this.#read();
     this.#deadline = setTimeout(() => this.#late(), timeoutMs);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { encode } from "@msgpack/msgpack";
-import { FEATURES } from "hearth-client";
+import { Client, FEATURES } from "hearth-client";
 import { Peer, scene } from "./peer.js";
 
 const lost = { name: "ConnectionFailed", code: "connection_lost" };
@@ -219,8 +219,13 @@ test(
   }),
 );
 
-for (const options of [{ tiemoutS: 1 }, { timeoutS: 0 }, { silenceS: "5" }, { name: "x".repeat(129) }]) {
-  const [field] = Object.keys(options);
-  test(`an option that cannot be: ${field}`, () =>
-    assert.throws(() => new Peer(options), { name: "RequestRefused", code: "invalid_value", field }));
+for (const [option, value] of Object.entries({
+  tiemoutS: 1,
+  timeoutS: 0,
+  silenceS: "5",
+  name: "x".repeat(129),
+  leaseS: NaN,
+})) {
+  test(`an option that cannot be: ${option}`, () =>
+    assert.throws(() => new Client({ [option]: value }), { name: "RequestRefused", code: "invalid_value" }));
 }
