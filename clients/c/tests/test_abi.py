@@ -185,7 +185,8 @@ def started(library: ctypes.CDLL, client: ctypes.c_void_p, callback: Any = None)
 def next_event(library: ctypes.CDLL, generation: ctypes.c_void_p, timeout_ms: int) -> Event | None:
     event = ctypes.POINTER(Event)()
     assert library.hearth_next(generation, timeout_ms, ctypes.byref(event), None) == OK
-    return event.contents if event else None
+    # A pointer that is NULL is false.
+    return event.contents if bool(event) else None
 
 
 def say_reply(peer: Peer) -> dict[str, Any]:
@@ -280,7 +281,9 @@ def test_a_failure_is_the_last_event(
 def test_callbacks_come_in_order_and_may_free_their_generation(
     library: ctypes.CDLL, client: ctypes.c_void_p, peer: Peer
 ) -> None:
-    ended, kept, seen = threading.Event(), [], []
+    ended = threading.Event()
+    kept: list[ctypes.c_void_p] = []
+    seen: list[int] = []
 
     def hear(event: Any, _user: Any) -> None:
         seen.append(event.contents.type)
@@ -326,7 +329,7 @@ def test_what_is_returned_is_freed_by_the_caller(
     library.hearth_free(text)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[int, dict[str, Any], str]] = {
     "connection_refused": (CONNECTION, {"address": "/nowhere/s"}, ""),
     "unsupported_option": (REQUEST, {"colour": 1}, "colour"),
     "invalid_value": (REQUEST, {"timeout_s": "soon"}, "timeout_s"),
