@@ -55,11 +55,7 @@ hearth::Bytes from_base64(const std::string& text) {
 }
 
 hearth::Image picture(const Value& part) {
-  hearth::Bytes bytes = from_base64(forms::text_or(part, "data"));
-  if (!part.find("encoding")) return hearth::Image::encoded(std::move(bytes));
-  return hearth::Image::pixels(std::move(bytes), forms::text_or(part, "encoding"),
-                               forms::integer_or(part, "width"), forms::integer_or(part, "height"),
-                               forms::integer_or(part, "step"));
+  return forms::picture(part, from_base64(forms::text_or(part, "data")));
 }
 
 class Driver {

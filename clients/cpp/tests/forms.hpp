@@ -41,6 +41,14 @@ inline std::int64_t integer_or(const Value& map, const char* name) {
 
 // --- requests ---
 
+/// The picture that a part tells of, whose bytes lie elsewhere.
+inline hearth::Image picture(const Value& part, hearth::Bytes bytes) {
+  if (!part.find("encoding")) return hearth::Image::encoded(std::move(bytes));
+  return hearth::Image::pixels(std::move(bytes), text_or(part, "encoding"),
+                               integer_or(part, "width"), integer_or(part, "height"),
+                               integer_or(part, "step"));
+}
+
 inline hearth::Part part(const Value& value, const Picture& picture) {
   const std::string type = text_or(value, "type");
   if (type == "text") return text_or(value, "text");

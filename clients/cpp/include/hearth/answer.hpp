@@ -162,6 +162,11 @@ inline void read(const Value& value, double& into, std::string_view name) {
     unreadable(name);
   }
 }
+inline void read(const Value& value, bool& into, std::string_view name) {
+  const auto* flag = value.get_if<bool>();
+  if (!flag) unreadable(name);
+  into = *flag;
+}
 inline void read(const Value& value, Bytes& into, std::string_view name) {
   const auto* bytes = value.get_if<Bytes>();
   if (!bytes) unreadable(name);

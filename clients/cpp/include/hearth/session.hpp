@@ -270,6 +270,11 @@ class Session : public std::enable_shared_from_this<Session> {
 
   /// Send a request; throws RequestRefused for one that is not to be sent.
   Handle request(const char* kind, const char* ends_with, WireRequest wire, Callback callback) {
+    for (const auto& [name, value] : wire.fields) {
+      if (name == "t" || name == "id") {
+        raise(refusal("unsupported_option", name + " is the client's own to choose", name));
+      }
+    }
     auto exchange = std::make_shared<Exchange>();
     exchange->id = std::to_string(++numbers_);
     exchange->ends_with = ends_with;
