@@ -1,4 +1,4 @@
-"""What a client asks of the real daemon and what it gets."""
+"""Requests to the real daemon, and its replies."""
 
 import base64
 import json
