@@ -51,11 +51,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("client", each, ids=names, indirect=True, scope="session")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the builds of `check` and the starts of daemons, which are set up, their own time."""
-    seconds = config.getoption("timeout", None) or 60
     for item in items:
-        item.add_marker(pytest.mark.timeout(seconds, func_only=True))
+        item.add_marker(pytest.mark.timeout(60, func_only=True))
 
 
 @pytest.fixture(scope="session")

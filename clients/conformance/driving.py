@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Event: TypeAlias = dict[str, Any]
-PATIENCE_S = 20.0
-"""Longer than any answer takes on a busy machine."""
 TERMINAL = {"done", "failed", "tokens", "text", "status_report"}
 _CHUNK = 1 << 16
 
@@ -30,9 +28,8 @@ class Client:
 
     def run(self, program: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """Run `check` or `example` to its end."""
-        # Builds give way to drivers, whose leases are short.
         return subprocess.run(
-            ["nice", str(self.folder / program)],  # noqa: S607 - where `nice` lies is the system's
+            [str(self.folder / program)],
             cwd=self.folder,
             env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
@@ -78,6 +75,9 @@ class Answered:
 class Driver:
     """A running driver of `client`, connected to nothing yet."""
 
+    patience_s = 20.0
+    """Longer than any answer takes on a busy machine."""
+
     def __init__(self, client: Client, address: str) -> None:
         environ = {k: v for k, v in os.environ.items() if not k.startswith("HEARTH_")}
         self._process = subprocess.Popen(
@@ -121,13 +121,13 @@ class Driver:
         self.generate(name, **request)
         return self.answered(name)
 
-    def expect(self, event: str, name: str | None = None, within: float = PATIENCE_S) -> Event:
+    def expect(self, event: str, name: str | None = None) -> Event:
         """The next event of this kind about the request `name`; others stay for later.
 
         Fails where the request ends otherwise.
         """
         seen = 0
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + self.patience_s
         while True:
             for index, one in enumerate(self._unread[seen:], seen):
                 if one.get("as") != name:
@@ -139,9 +139,9 @@ class Driver:
             seen = len(self._unread)
             self._read(deadline, f"{event} of {name or 'the session'}")
 
-    def answered(self, name: str, within: float = PATIENCE_S) -> Answered:
+    def answered(self, name: str) -> Answered:
         """All events of the request `name` from here to its end."""
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + self.patience_s
         while True:
             own = [one for one in self._unread if one.get("as") == name]
             if own and own[-1]["event"] in TERMINAL:
@@ -165,10 +165,10 @@ class Driver:
     def _ended(self) -> list[Event]:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while not any(one["event"] == "closed" for one in self._unread):
             self._read(deadline, "closed")
-        code = self._process.wait(PATIENCE_S)
+        code = self._process.wait(self.patience_s)
         assert code == 0, f"the driver ended with {code}"
         self._unread, told = [], self._unread
         assert told[-1]["event"] == "closed"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 import zmq
 
-from clients.conformance.driving import PATIENCE_S, Driver
+from clients.conformance.driving import Driver
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -90,9 +90,9 @@ class Peer:
         self.frames: list[bytes] = []
         self.broken: set[str] = set()
 
-    def take(self, kind: str, within: float = PATIENCE_S) -> Message:
+    def take(self, kind: str) -> Message:
         """The next message of this kind; its frames are in `frames`, leases are answered."""
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + Driver.patience_s
         while True:
             message = self.next(deadline)
             assert message is not None, f"no {kind} came in time"

@@ -1,4 +1,4 @@
-"""Answers of a scripted ROUTER: what a client passes on, tolerates, and refuses."""
+"""Answers of a scripted ROUTER: those that a client passes on, tolerates, and refuses."""
 
 import re
 from typing import Any

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clients.conformance.conftest import SIMULATED, Drive
-from clients.conformance.driving import PATIENCE_S, Driver, Event
+from clients.conformance.driving import Driver, Event
 from hearth.daemon.own_daemon import OwnDaemon
 from hearth.daemon.shipped import engine_folder
 from hearth_client import Client as Reference
@@ -182,7 +182,7 @@ def test_a_daemon_that_dies_is_restarted_and_stops(drive: Drive, short_folder: P
         os.kill(daemon.pid, signal.SIGTERM)
         failed = driver.answered("c").end
         assert (failed["code"], failed["kind"]) == ("shutting_down", "service")
-        assert daemon.wait(PATIENCE_S) == 0
+        assert daemon.wait(Driver.patience_s) == 0
         driver.do("connect")
         failed = driver.expect("failed")
         assert (failed["code"], failed["kind"]) == ("connection_refused", "connection")

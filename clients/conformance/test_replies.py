@@ -1,4 +1,4 @@
-"""Requests of a client to the real daemon, and their answers."""
+"""Requests to the real daemon, and its replies."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Requests of a client as a scripted ROUTER hears them, and those that it refuses to send."""
+"""Requests as a scripted ROUTER hears them, and those that a client does not send."""
 
 import base64
 import json
@@ -44,7 +44,7 @@ def without_defaults(kind: type[msgspec.Struct], message: dict[str, Any]) -> dic
 
 
 def sent(driver: Driver, peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
-    """Parts of a generation that reach the ROUTER."""
+    """The message of a generation that reaches the ROUTER."""
     driver.generate("a", **request)
     message = peer.take("generate")
     peer.finish(message["id"], "x")

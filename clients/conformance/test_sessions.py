@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from clients.conformance.conftest import Drive
-from clients.conformance.driving import PATIENCE_S, Driver
+from clients.conformance.driving import Driver
 from clients.conformance.scripted import LIMITS, Peer, done, welcome
 
 LEASE_S = 1.0
@@ -331,7 +331,7 @@ def test_an_error_without_id_leaves_nothing_open_for_ever(
     request = peer.start(driver, "a")
     peer.say(t="error", code="message_too_large", message="Too much.", **fields)
     driver.generate("b", prompt="y")
-    message = peer.next(time.monotonic() + PATIENCE_S)
+    message = peer.next(time.monotonic() + Driver.patience_s)
     assert message is not None
     if message["t"] == "generate":  # It knows that "a" was not meant, and all goes on.
         peer.finish(request, "x")
@@ -339,7 +339,7 @@ def test_an_error_without_id_leaves_nothing_open_for_ever(
     else:  # It takes everything open for what was meant.
         assert driver.answered("a").end["code"] == "message_too_large"
         while message["t"] != "hello":
-            message = peer.next(time.monotonic() + PATIENCE_S)
+            message = peer.next(time.monotonic() + Driver.patience_s)
             assert message is not None
         peer.say(**welcome())
         message = peer.take("generate")

@@ -1,7 +1,7 @@
 from hearth_client import Client
 
 turns = [{"role": "user", "content": "Turn on the lamp"}]
-with Client() as client, client.generate(messages=turns, max_tokens=64) as generation:
-    for delta in generation:
+with Client() as client:  # $HEARTH_SOCKET, or the agreed place
+    for delta in client.generate(messages=turns, max_tokens=64):
         print(delta.text, end="", flush=True)
 print()

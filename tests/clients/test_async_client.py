@@ -172,7 +172,7 @@ async def test_the_loop_renews_while_tasks_do_other_things(
             generation = await client.generate("hang")
             asked = renewals[-1]
             await anyio.to_thread.run_sync(until, lambda: renewals[-1] - asked > 0.6)
-            generation.cancel()
+            client.cancel(generation)
             assert await generation.text() == ""
 
 

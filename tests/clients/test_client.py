@@ -68,6 +68,8 @@ def test_a_stream_and_what_it_leaves(door: Harness) -> None:
         assert generation.tokens == [0, 1, 2]
         assert generation.accepted is not None
         assert generation.accepted.prompt_tokens == 5
+        assert generation.request == generation.accepted.request
+        assert [reply.text for reply in generation.choices] == ["0 1 2 "]
         done = generation.result()
         assert (done.reason, done.usage.completion_tokens) == ("length", 3)
 
@@ -79,7 +81,7 @@ def test_several_generations_are_read_in_turns(door: Harness) -> None:
         pairs = list(zip(first, second, strict=True))
         assert [a.tokens for a, _ in pairs] == [b.tokens for _, b in pairs]
         third, fourth = client.generate("count", max_tokens=9), client.generate("count x")
-        fourth.cancel()
+        client.cancel(fourth)
         assert fourth.text() is not None
         assert third.text() == "0 1 2 3 4 5 6 7 8 "
 
@@ -238,7 +240,8 @@ def test_a_daemon_that_went_away_is_waited_for_once(monkeypatch: pytest.MonkeyPa
             client.close()
 
 
-def test_a_busy_daemon_is_not_called_a_missing_one() -> None:
+def test_a_busy_daemon_is_not_called_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_TIMEOUT_S", 0.3)
     with tempfile.TemporaryDirectory(prefix="hc") as folder, socket.socket(socket.AF_UNIX) as busy:
         busy.bind(f"{folder}/h.sock")
         busy.listen(0)
@@ -249,6 +252,9 @@ def test_a_busy_daemon_is_not_called_a_missing_one() -> None:
                 with suppress(BlockingIOError):
                     other.connect(f"{folder}/h.sock")
             assert absence(f"ipc://{folder}/h.sock") == ""
+            with closing(Client(f"{folder}/h.sock")) as client, pytest.raises(ConnectionTimeout):
+                client.connect()
+    assert absence("tcp://127.0.0.1:7700") == ""
 
 
 def test_the_client_may_start_first() -> None:

@@ -1,28 +1,31 @@
 """Scenes of the conformance suite fail for clients that do wrong."""
 
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zmq
 
+from clients.conformance import test_answers as answers
+from clients.conformance import test_requests as requests
+from clients.conformance import test_sessions as sessions
+from clients.conformance.driving import Client, Driver
+from clients.conformance.scripted import Peer
 from tests.clients.vectors import CLIENTS
 
-pytestmark = pytest.mark.slow
 DRIVER = """\
 import runpy
 import sys
 
 sys.path.insert(0, {python!r})
-from hearth_client import address, async_session, connection, errors, session
+from hearth_client import async_session, connection, errors
 
 {mutation}
 sys.argv[0] = {driver!r}
 runpy.run_path({driver!r}, run_name="__main__")
 """
 CONNECTION = "connection.Connection"
-IN_ORDER = "test_a_seq_that_is_not_the_next_ends_its_request_alone and seqs1"
-REFUSED = "test_sizes_are_checked_before_anything_is_sent"
 TAKES_ANY_SEQ = f"""
 def delta(self, message, right={CONNECTION}._delta):
     exchange = self._open.get(message.id)
@@ -60,51 +63,96 @@ def receive(self, data, now, right={CONNECTION}.receive):
 
 {CONNECTION}.receive = receive
 """
-NEVER_LESS = "connection.Connection.hello_again = lambda self: None"
-MUTATIONS = {
-    "takes any seq": (TAKES_ANY_SEQ, IN_ORDER),
-    "goes on behind the end": (NOTHING_ENDS, "test_nothing_follows_the_first and delta"),
-    "fails for unknown codes": (UNKNOWN_CODES_END_THE_SESSION, "test_an_unknown_code"),
-    "reads on behind bytes of no meaning": (LENIENT, "test_bytes_that_cannot_be_read"),
-    "renews nothing": (f"{CONNECTION}.renewal = lambda self, now: None", "kept_by_the_clock"),
-    "renews by answers": (
-        (
-            f"{CONNECTION}.receive = lambda self, data, now, right={CONNECTION}.receive: "
-            "(right(self, data, now), self._renewed(now))[0]"
+RENEWS_BY_ANSWERS = f"""
+def receive(self, data, now, right={CONNECTION}.receive):
+    found = right(self, data, now)
+    self._renewed(now)
+    return found
+
+{CONNECTION}.receive = receive
+"""
+Scene = Callable[[Driver, Peer], None]
+ANSWERS: dict[str, tuple[str, Scene]] = {
+    "takes any seq": (
+        TAKES_ANY_SEQ,
+        lambda driver, peer: answers.test_a_seq_that_is_not_the_next_ends_its_request_alone(
+            driver, peer, [0, 2]
         ),
-        "kept_by_the_clock and reads",
     ),
-    "checks no size": (f"{CONNECTION}._check_size = lambda self, data: None", REFUSED),
-    "checks no picture": (f"{CONNECTION}._check_frames = lambda self, frames: None", REFUSED),
-    "does not cancel": (f"{CONNECTION}.cancel = lambda self, exchange: None", "cancel_is_sent"),
-    "insists on its features": (NEVER_LESS, "test_an_old_server"),
+    "goes on behind the end": (
+        NOTHING_ENDS,
+        lambda driver, peer: answers.test_nothing_follows_the_first_terminal_answer(
+            driver, peer, "done", "error"
+        ),
+    ),
+    "fails for unknown codes": (
+        UNKNOWN_CODES_END_THE_SESSION,
+        answers.test_an_unknown_code_is_an_error_of_the_service,
+    ),
+    "reads on behind bytes of no meaning": (
+        LENIENT,
+        lambda driver, peer: answers.test_bytes_that_cannot_be_read_end_the_session(
+            driver, peer, "no msgpack"
+        ),
+    ),
+    "checks no size": (
+        f"{CONNECTION}._check_size = lambda self, data: None",
+        requests.test_sizes_are_checked_before_anything_is_sent,
+    ),
+    "checks no picture": (
+        f"{CONNECTION}._check_frames = lambda self, frames: None",
+        requests.test_sizes_are_checked_before_anything_is_sent,
+    ),
+}
+SESSIONS: dict[str, tuple[str, Scene]] = {
+    "renews nothing": (
+        f"{CONNECTION}.renewal = lambda self, now: None",
+        sessions.test_the_lease_is_kept_while_nothing_is_asked,
+    ),
+    "renews by answers": (
+        RENEWS_BY_ANSWERS,
+        lambda driver, peer: sessions.test_the_lease_is_kept_by_the_clock(driver, peer, "reads"),
+    ),
+    "does not cancel": (
+        f"{CONNECTION}.cancel = lambda self, exchange: None",
+        lambda driver, peer: sessions.test_cancel_is_sent_and_done_ends_it(driver, peer, "queued"),
+    ),
+    "insists on its features": (
+        f"{CONNECTION}.hello_again = lambda self: None",
+        sessions.test_an_old_server_is_greeted_again_without_features,
+    ),
     "waits for the silent": (
         "async_session.AsyncSession._no_answer = lambda self: errors.ConnectionLost('')",
-        "test_silence_is_a_loss",
+        sessions.test_silence_is_a_loss,
     ),
-    "knows no absence": ("session.absence = lambda address: ''", "test_nobody_listens"),
+    "knows no loss": (
+        f"{CONNECTION}._fault = lambda self, message: None",
+        sessions.test_hello_required_loses_everything_once,
+    ),
 }
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_scene_fails_for_a_client_that(name: str, tmp_path: Path) -> None:
-    mutation, scene = MUTATIONS[name]
+@pytest.mark.parametrize("name", [*ANSWERS, *SESSIONS])
+def test_a_scene_fails_for_a_client_that(
+    name: str, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation, scene = (ANSWERS | SESSIONS)[name]
     python = CLIENTS / "python"
-    program = tmp_path / "driver.py"
+    program = short_folder / "driver.py"
     program.write_text(
         DRIVER.format(python=str(python), driver=str(python / "driver.py"), mutation=mutation)
     )
-    for script, line in (("check", "true"), ("driver", f'exec "$PYTHON" {program} "$@"')):
-        (tmp_path / script).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / script).chmod(0o755)
-    chosen = ["--client", "mutant", "--client-folder", str(tmp_path), "-k", scene]
-    chosen += ["--timeout", "10"]  # Some wait for what never comes.
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "clients/conformance", *chosen],
-        cwd=CLIENTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 1, ran.stdout
-    assert "1 failed" in ran.stdout
+    script = short_folder / "driver"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} {program} "$@"\n')
+    script.chmod(0o755)
+    # Some wait for what never comes.
+    monkeypatch.setattr(Driver, "patience_s", 5.0)
+    with (
+        zmq.Context() as context,
+        Peer(short_folder / "s", context) as peer,
+        Driver(Client("mutant", short_folder), peer.address) as driver,
+    ):
+        if name in ANSWERS:
+            peer.greet(driver)
+        with pytest.raises((AssertionError, KeyError)):
+            scene(driver, peer)

@@ -209,6 +209,44 @@ def test_a_reply_must_be_of_the_kind_asked_for() -> None:
         reply_of(exchange, Tokens)
 
 
+def test_a_request_ends_with_its_own_kind_of_answer_alone() -> None:
+    connection = opened()
+    asked, _ = connection.request(lambda i: Tokenize(id=i, text="x"), 0.0)
+    generation, other = begin(connection), begin(connection)
+    connection.receive(done(asked), 0.0)
+    connection.receive(encode(Tokens(id=generation.id, tokens=[1])), 0.0)
+    for exchange in (asked, generation):
+        assert isinstance(exchange.error, ProtocolViolation)
+        assert exchange.done is None
+        assert exchange.reply is None
+    connection.receive(done(other), 0.0)
+    assert other.done is not None
+
+
+def test_a_session_that_the_server_forgot_is_lost_by_any_answer_that_says_so() -> None:
+    forgotten = Error(code="hello_required", message="who are you?")
+    connection = opened()
+    exchanges = [begin(connection), begin(connection)]
+    connection.receive(encode(structs.replace(forgotten, id=exchanges[1].id)), 0.0)
+    for exchange in exchanges:
+        assert isinstance(exchange.error, ConnectionLost)
+        assert exchange.error.code == "connection_lost"
+    connection.hello()
+    # It answers what was sent before.
+    connection.receive(encode(forgotten), 0.0)
+    assert connection.failure is None
+    connection.receive(welcome(), 0.0)
+    assert connection.welcome is not None
+
+
+def test_limits_that_are_not_known_yet_hold_nothing_up() -> None:
+    connection = Connection("test", None, 9.0)
+    connection.hello()
+    exchange, _ = connection.request(lambda i: Generate(id=i, prompt="x"), 0.0, [b"1"])
+    assert not exchange.ended
+    assert connection.renewal(1e9) is None
+
+
 def replace(message: Generate, request_id: str) -> Generate:
     return msgspec.structs.replace(message, id=request_id)
 
@@ -254,6 +292,10 @@ def test_pictures_that_the_server_does_not_take_are_not_sent() -> None:
     frames = [b"12345678"] * 3
     assert refused() is InvalidValue
     frames = [b"123456789"]
+    assert refused() is ImageTooLarge
+    sees = structs.replace(sees, request_image_bytes=15)
+    connection.receive(encode(Welcome(proto=1, server="x", limits=sees)), 0.0)
+    frames = [b"12345678"] * 2
     assert refused() is ImageTooLarge
 
 

@@ -33,6 +33,19 @@ def test_the_client_of_the_readme(
     assert "0 1 2 3 " in capsys.readouterr().out
 
 
+def test_the_page_on_clients_has_the_program_of_each() -> None:
+    page = (CLIENTS.parent / "docs" / "clients.md").read_text(encoding="utf-8")
+    clients = [one.parent for one in CLIENTS.glob("*/driver")]
+    assert clients
+    first = re.compile(r"^```\w.*?^```$", re.MULTILINE | re.DOTALL)
+    for client in clients:
+        own = first.search((client / "README.md").read_text("utf-8"))
+        assert own is not None, client.name
+        assert own.group() in page, f"docs/clients.md has another program for {client.name}"
+    example = (CLIENTS / "python" / "example.py").read_text(encoding="utf-8")
+    assert program("python/README.md", 0) == example
+
+
 def test_the_loop_with_tools_of_the_readme(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,6 +187,7 @@ def test_an_image_of_pillow_of_more_than_8_bits_is_refused(mode: str) -> None:
         (7, None, ImageInvalid),
         (pixels(2, 2, 3), None, InvalidValue),
         (pixels(2, 2, 3), "rgb16", InvalidValue),
+        (pixels(2, 2, 3), "cmyk8", InvalidValue),
         (pixels(2, 2, 3), "rgba8", ImageInvalid),
         (pixels(2, 2), "rgb8", ImageInvalid),
         (array.array("f", [0.0]), "mono8", ImageInvalid),

@@ -25,7 +25,13 @@ from hearth_client.errors import (
     UnsupportedOption,
     error_for,
 )
-from hearth_client.options import ChatOptions, GenerateOptions, as_messages, generate_request
+from hearth_client.options import (
+    ChatOptions,
+    GenerateOptions,
+    as_messages,
+    generate_request,
+    tokenize_request,
+)
 from hearth_client.protocol import ClientMessage, Error, Generate, Message, ServerMessage
 from tests.clients.vectors import CLIENTS, load
 
@@ -253,6 +259,8 @@ def test_unknown_options_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedOption) as caught:
         generate_request("1", "x", None, {"best_of": 2})
     assert caught.value.field == "best_of"
+    with pytest.raises(UnsupportedOption, match="of tokenize"):
+        tokenize_request("1", "x", None, {"top_k": 2})
 
 
 @pytest.mark.parametrize(
@@ -293,3 +301,6 @@ def test_messages_may_be_structs_or_mappings() -> None:
     with pytest.raises(InvalidValue) as caught:
         as_messages([turn, {"role": "user"}])
     assert caught.value.field == "messages[1]"
+    with pytest.raises(UnsupportedOption) as other:
+        as_messages([{"role": "user", "content": "hi", "colour": "red"}])
+    assert other.value.field == "messages[0]"

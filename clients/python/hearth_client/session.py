@@ -1,5 +1,6 @@
 """Base of blocking and asyncio sessions: message intake and detection of loss."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from hearth_client.address import absence
@@ -21,7 +22,7 @@ from hearth_client.running_clock import RunningClock
 _TIMEOUT_S = 5.0
 
 
-class Session:
+class Session(ABC):
     """One session at a time with the daemon at `address`; a lost one is opened anew on demand.
 
     A daemon that is not there is waited for, for `timeout` seconds, where the caller has named
@@ -47,9 +48,9 @@ class Session:
         self._last_answer = 0.0
         self._closed = False
 
+    @abstractmethod
     def send(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
         """Send on the open session; does nothing when it is lost, as its requests have ended."""
-        raise NotImplementedError
 
     def cancel(self, exchange: Exchange) -> None:
         """Ask the daemon to end a generation; does nothing when it has ended."""
@@ -57,9 +58,9 @@ class Session:
         if message is not None:
             self.send(message)
 
+    @abstractmethod
     def forget(self, exchange: Exchange) -> None:
         """End a generation without a reader; for finalisers, in any thread."""
-        raise NotImplementedError
 
     def _check_not_closed(self) -> None:
         if self._closed:
@@ -89,7 +90,8 @@ class Session:
                 self._channel.send(again)
             return True
         if not self._channel.disconnected():
-            return self._channel.unmet and self._no_daemon()
+            unmet, self._channel.unmet = self._channel.unmet, False
+            return unmet and self._no_daemon()
         if self._channel.refused:
             text = f"the daemon at {self._address} does not list this key: its owner says"
             self._lose(NotAllowed(f"{text} `hearth keys add`, and `hearth reload`"))
@@ -107,8 +109,6 @@ class Session:
 
     def _no_daemon(self) -> bool:
         """Lose a session without a daemon, unless its start is to be waited for; True if lost."""
-        if self._channel is not None:
-            self._channel.unmet = False
         if self._connection.welcome is not None or self._clock.now() < self._awaited_until:
             return False
         reason = absence(self._address)
