@@ -84,7 +84,6 @@ class Peer:
         self.address = f"ipc://{path}"
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(self.address)
         self._routing_id = b""
