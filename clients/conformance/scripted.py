@@ -76,19 +76,20 @@ def packed(value: Any, bits: int = 0) -> bytes:
 class Peer:
     """The driver's connection with a scripted ROUTER, and what the latter says on it.
 
-    `broken` are requests that a client gives up by itself, and may cancel.
+    `broken` are requests that a client gives up by itself, and may cancel; `left` is set where it
+    may say `bye` to its session.
     """
 
     def __init__(self, path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.address = f"ipc://{path}"
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(self.address)
         self._routing_id = b""
         self.frames: list[bytes] = []
         self.broken: set[str] = set()
+        self.left = False
 
     def take(self, kind: str) -> Message:
         """The next message of this kind; its frames are in `frames`, leases are answered."""
@@ -102,6 +103,7 @@ class Peer:
                 self.say(t="leased", seconds=30.0)
                 continue
             given_up = message["t"] == "cancel" and message["id"] in self.broken
+            given_up = given_up or (self.left and message["t"] == "bye")
             assert given_up, f"{message} came instead of {kind}"
 
     def next(self, deadline: float) -> Message | None:

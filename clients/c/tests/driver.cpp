@@ -79,11 +79,15 @@ void write_bytes(Json& value) {
 void report(const hearth_event& event, const std::string& as) {
   static const char* const names[] = {"", "accepted", "delta", "done"};
   if (event.type == HEARTH_FAILED) return report(*event.error, as);
-  Json fields = Json::from_msgpack(event.raw, event.raw + event.raw_size);
+  Json fields = Json::from_msgpack(event.raw, event.raw + event.raw_size, true, false);
+  // This parser takes no names but text, which unknown fields may have: the struct is enough then.
+  if (fields.is_discarded()) fields = Json::object();
   fields.erase("t");
   fields.erase("id");
   write_bytes(fields);
-  if (event.type == HEARTH_DELTA) {
+  if (event.type == HEARTH_ACCEPTED) {
+    fields["prompt_tokens"] = event.prompt_tokens;
+  } else if (event.type == HEARTH_DELTA) {
     // What the struct tells in place of the message's own.
     fields["text"] = std::string(event.text, event.text_size);
     fields["tokens"] = std::vector<std::int64_t>(event.tokens, event.tokens + event.token_count);
@@ -94,6 +98,7 @@ void report(const hearth_event& event, const std::string& as) {
       if (call.name[0] != '\0') fields["tool_calls"][i]["name"] = call.name;
     }
   } else if (event.type == HEARTH_DONE) {
+    fields["reason"] = event.reason;
     fields["usage"] = usage_of(*event.usage);
   }
   report(names[event.type], as, fields);

@@ -311,6 +311,23 @@ void test_callbacks() {
   CHECK(code_of([&] { inner->text(); }) == "client_closed");
 }
 
+void test_a_callback_of_a_loss_may_ask_again() {
+  Peer peer;
+  Client client(peer.options());
+  peer.greet(client);
+  std::promise<hearth::Generation> again;
+  const auto lost = client.generate(tell(), [&](const hearth::Event& event) {
+    CHECK(std::get<hearth::Failure>(event).code == "message_too_large");
+    again.set_value(client.generate(tell()));
+  });
+  peer.take("generate");
+  peer.say(R"({"t": "error", "code": "message_too_large", "message": "Whose?"})");
+  peer.take("hello");
+  peer.welcome();
+  peer.serve();
+  CHECK(again.get_future().get().text() == "hello");
+}
+
 void test_a_slow_reader() {
   Peer peer;
   auto options = peer.options();
@@ -414,6 +431,7 @@ int main() {
   test_an_old_daemon_and_one_that_is_full();
   test_leases();
   test_callbacks();
+  test_a_callback_of_a_loss_may_ask_again();
   test_a_slow_reader();
   test_a_descriptor();
   test_closing();

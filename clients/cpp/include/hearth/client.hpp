@@ -228,9 +228,8 @@ class Client {
     return generate(wire(request), std::move(callback));
   }
   /// The same by names on the wire, which the daemon checks.
-  Generation generate(WireRequest request, Callback callback = {}) {
-    auto open = session();
-    auto exchange = open->request("generate", "done", std::move(request), std::move(callback));
+  Generation generate(const WireRequest& request, Callback callback = {}) {
+    auto [open, exchange] = send("generate", "done", request, std::move(callback));
     return {std::move(open), std::move(exchange)};
   }
 
@@ -243,9 +242,9 @@ class Client {
   std::vector<std::int64_t> tokenize(const TokenizeRequest& request) {
     return tokenize(wire(request));
   }
-  std::vector<std::int64_t> tokenize(WireRequest request) {
+  std::vector<std::int64_t> tokenize(const WireRequest& request) {
     std::vector<std::int64_t> tokens;
-    const Value reply = ask("tokenize", "tokens", std::move(request));
+    const Value reply = ask("tokenize", "tokens", request);
     detail::FieldReader(reply, "map").required("tokens", tokens);
     return tokens;
   }
@@ -272,6 +271,7 @@ class Client {
 
  private:
   static constexpr double usual_timeout_s = 5;
+  static constexpr int most_tries = 3;
 
   /// The session that is open, or a new one.
   std::shared_ptr<detail::Session> session() {
@@ -308,10 +308,20 @@ class Client {
       one = (*one)->over() ? sessions_.erase(one) : std::next(one);
     }
   }
-  Value ask(const char* kind, const char* ends_with, WireRequest request) {
-    const auto open = session();
-    return open->reply(open->request(kind, ends_with, std::move(request), {}),
-                       detail::seconds(options_.answer_s));
+  /// Send a request on the session that is open, or on another where that is lost at this moment.
+  std::pair<std::shared_ptr<detail::Session>, detail::Session::Handle> send(
+      const char* kind, const char* ends_with, const WireRequest& request, Callback callback) {
+    const auto shared =
+        callback ? std::make_shared<const Callback>(std::move(callback)) : nullptr;
+    for (int tries = 0; tries < most_tries; ++tries) {
+      auto open = session();
+      if (auto exchange = open->request(kind, ends_with, request, shared)) return {open, exchange};
+    }
+    raise(detail::broken("connection_lost", "sessions with the daemon are lost as they begin"));
+  }
+  Value ask(const char* kind, const char* ends_with, const WireRequest& request) {
+    const auto [open, exchange] = send(kind, ends_with, request, {});
+    return open->reply(exchange, detail::seconds(options_.answer_s));
   }
 
   const ClientOptions options_;

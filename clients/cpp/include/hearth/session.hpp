@@ -70,6 +70,23 @@ inline Clock::duration seconds(double count) {
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 
+/// The message of a request.
+inline std::string encode_request(const char* kind, const std::string& id,
+                                  const Value::Object& fields) {
+  msgpack::sbuffer buffer;
+  msgpack::packer<msgpack::sbuffer> packer(buffer);
+  packer.pack_map(static_cast<std::uint32_t>(fields.size() + 2));
+  packer.pack("t").pack(kind).pack("id").pack(id);
+  for (const auto& [name, value] : fields) {
+    if (name == "t" || name == "id") {
+      raise(refusal("unsupported_option", name + " is the client's own to choose", name));
+    }
+    packer.pack(name);
+    write_msgpack(packer, value);
+  }
+  return {buffer.data(), buffer.size()};
+}
+
 /// Descriptor that is readable while it is raised.
 class Wake {
  public:
@@ -210,7 +227,7 @@ struct Exchange {
   std::deque<Event> events;
   std::size_t bytes = 0;  // Of events that nobody has taken.
   std::int64_t next_seq = 0;
-  bool accepted = false;
+  bool sent = false;
   bool ended = false;
   std::optional<Value> reply;  // What ends a request that is no generation.
   std::optional<Failure> failure;
@@ -268,29 +285,27 @@ class Session : public std::enable_shared_from_this<Session> {
     return lost_at_;
   }
 
-  /// Send a request; throws RequestRefused for one that is not to be sent.
-  Handle request(const char* kind, const char* ends_with, WireRequest wire, Callback callback) {
-    for (const auto& [name, value] : wire.fields) {
-      if (name == "t" || name == "id") {
-        raise(refusal("unsupported_option", name + " is the client's own to choose", name));
-      }
-    }
+  /// Send a request; none where the session was lost before, and another one may send it. Throws
+  /// RequestRefused for one that is not to be sent.
+  Handle request(const char* kind, const char* ends_with, const WireRequest& wire,
+                 const std::shared_ptr<const Callback>& callback) {
     auto exchange = std::make_shared<Exchange>();
     exchange->id = std::to_string(++numbers_);
     exchange->ends_with = ends_with;
-    if (callback) exchange->callback = std::make_shared<const Callback>(std::move(callback));
-    Value::Object message{{"t", kind}, {"id", exchange->id}};
-    std::move(wire.fields.begin(), wire.fields.end(), std::back_inserter(message));
-    std::string data = encode(message);
-    const std::lock_guard lock(mutex_);
-    if (failure_) raise(*failure_);
+    exchange->callback = callback;
+    std::string data = encode_request(kind, exchange->id, wire.fields);
+    std::unique_lock lock(mutex_);
+    if (failure_) return nullptr;
     check(data, wire.frames);
     if (outbox_.size() >= most_waiting) {
       raise(broken("connection_timeout", "too many messages wait to be sent"));
     }
     open_[exchange->id] = exchange;
-    post(std::move(data), std::move(wire.frames));
-    return exchange;
+    // A callback that asks runs on the thread that would send.
+    exchange->sent = std::this_thread::get_id() == thread_id_;
+    post({std::move(data), wire.frames, exchange});
+    changed_.wait(lock, [&] { return exchange->sent || failure_; });
+    return exchange->sent ? exchange : nullptr;
   }
   /// Ask the daemon to end a generation; does nothing when it has ended.
   void cancel(const Handle& exchange) {
@@ -364,6 +379,7 @@ class Session : public std::enable_shared_from_this<Session> {
   struct Outgoing {
     std::string data;
     std::vector<Frame> frames;
+    Handle exchange;  // None of a message that is no request.
   };
 
   template <typename Ready>
@@ -422,12 +438,12 @@ class Session : public std::enable_shared_from_this<Session> {
                     "messages"));
     }
   }
-  void post(std::string data, std::vector<Frame> frames = {}) {
-    outbox_.push_back({std::move(data), std::move(frames)});
+  void post(Outgoing message) {
+    outbox_.push_back(std::move(message));
     wake_.set();
   }
   void post_cancel(const Exchange& exchange) {
-    if (!failure_) post(encode(Value::Object{{"t", "cancel"}, {"id", exchange.id}}));
+    if (!failure_) post({encode(Value::Object{{"t", "cancel"}, {"id", exchange.id}}), {}, {}});
   }
 
   // --- the thread ---
@@ -479,14 +495,18 @@ class Session : public std::enable_shared_from_this<Session> {
       outbox.swap(outbox_);
       closing = closing_;
       open = welcome_.has_value();
+      for (const auto& one : outbox) {
+        if (one.exchange && !closing) one.exchange->sent = true;
+      }
     }
+    changed_.notify_all();
     if (closing) {
       lose(broken("client_closed", "this client was closed: make another one"));
       if (open) channel.farewell(encode(Value::Object{{"t", "bye"}}));
       return false;
     }
     if (open && clock_.now() >= renew_at_) {
-      outbox.push_back({encode(Value::Object{{"t", "lease"}}), {}});
+      outbox.push_back({encode(Value::Object{{"t", "lease"}}), {}, {}});
       renewed();
     }
     for (const auto& one : outbox) {
@@ -695,7 +715,9 @@ class Session : public std::enable_shared_from_this<Session> {
       open.swap(open_);
       failure = *failure_;
     }
-    for (const auto& [id, exchange] : open) end(exchange, failure);
+    for (const auto& [id, exchange] : open) {
+      if (exchange->sent) end(exchange, failure);
+    }
   }
 
   ClientOptions options_;  // Its features are the thread's once that runs.
