@@ -59,7 +59,9 @@ Value meaning(const Value& value, const Value::Array& frames) {
       Value of = name == "frame" && number && !frames.empty()
                      ? meaning(frames.at(static_cast<std::size_t>(*number - 1)), {})
                      : meaning(field, frames);
-      if (!is_default(of)) out.emplace_back(name, std::move(of));
+      const bool is_first_word = (name == "tool_choice" && of == Value("auto")) ||
+                                 (name == "cache" && of == Value("use"));
+      if (!is_default(of) && !is_first_word) out.emplace_back(name, std::move(of));
     }
     std::sort(out.begin(), out.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -187,13 +187,11 @@ mod tests {
             let request: Request = serde_json::from_value(vector["message"].clone()).unwrap();
             let sent: Value = rmp_serde::from_slice(&encode(&request).unwrap()).unwrap();
             let read: Value = rmp_serde::from_slice(&bytes(&vector)).unwrap();
-            assert_eq!(same(sent), meaning(&vector), "{}", vector["name"]);
-            assert_eq!(
-                same(read),
-                same(vector["message"].clone()),
-                "{}",
-                vector["name"]
-            );
+            let said = same(vector["message"].clone());
+            // Defaults that a program has written out may be sent.
+            let sent = same(sent);
+            assert!(sent == said || sent == meaning(&vector), "{}", vector["name"]);
+            assert_eq!(same(read), said, "{}", vector["name"]);
         }
     }
 

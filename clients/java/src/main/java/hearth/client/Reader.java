@@ -17,7 +17,7 @@ import org.msgpack.core.MessageUnpacker;
 
 /** Bytes of a message to an answer. Sizes are held against what is there before memory is taken. */
 final class Reader {
-    private static final int MAX_DEPTH = 64;
+    private static final int MAX_DEPTH = 128;
 
     /** An answer and the id of its request, empty where it has none. */
     record Arrived(String id, Object answer) {}
