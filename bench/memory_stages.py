@@ -41,7 +41,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "engine": ("weights", "library"),
     "sampler": ("sampler",),
     "draft": ("draft_library", "draft_weights", "draft_buffers"),
-    "tower": ("vision_weights", "vision_buffers"),
+    "tower": ("vision_library", "vision_weights", "vision_buffers"),
     "prefix cache": ("prefix_cache",),
     "steps": (
         "engine_scratch",

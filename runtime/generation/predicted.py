@@ -36,7 +36,7 @@ _PARTS = (
     *("attention_scratch", "activations"),
     *("draft_library", "draft_weights", "draft_kv_cache", "draft_rope", "draft_buffers"),
     *("draft_zeros", "draft_scratch", "prefix_cache", "adapters"),
-    *("vision_processes", "vision_weights", "vision_buffers", "vision_scratch"),
+    *("vision_processes", "vision_library", "vision_weights", "vision_buffers", "vision_scratch"),
 )
 
 

@@ -34,10 +34,12 @@ _MASK_BYTES = 2
 
 # On a GPU: an empty context with its stream, the ops of a step loaded.
 _CONTEXT_BYTES = 520 * _MIB
-# Memory of an engine's library itself: kernels as they are loaded, and its workspaces.
-_LIBRARY_BYTES = {"onnxruntime": 330 * _MIB, "tensorrt": 60 * _MIB}
+# Memory of an engine's library itself: kernels as they are loaded, and its workspaces. Products of
+# 16 bits have kernels and workspaces that those of float32 do without.
+_LIBRARY_BYTES = {"onnxruntime": 280 * _MIB, "tensorrt": 60 * _MIB}
+_WIDE_LIBRARY_BYTES = {"onnxruntime": 50 * _MIB}
 # The same for a second engine in the process, with the captured rounds of speculation.
-_DRAFT_LIBRARY_BYTES = {"onnxruntime": 220 * _MIB, "tensorrt": 60 * _MIB}
+_DRAFT_LIBRARY_BYTES = {"onnxruntime": 130 * _MIB, "tensorrt": 60 * _MIB}
 # Copies of a step's activations that are alive at once, in elements of the engine's type.
 _GPU_ACTIVATION_COPIES = 1.5
 _GPU_SCORE_COPIES = {"native": 2.0, "classic": 3.0}
@@ -54,6 +56,7 @@ _IMAGE_PINNED_BYTES = 8 * _MIB
 _TOWER_PROCESS_BYTES = (120 + 60) * _MIB
 TOWER_HOST_PARTS = {"vision_processes": (90 + 60) * _MIB}
 """Parts on the host of a GPU: an encoder without an engine, and its decoding process."""
+_TOWER_LIBRARY_BYTES = {"onnxruntime": 66 * _MIB}
 # Copies alive at once, measured: attention scores [heads, T, T], masks [T, T] in float32, one more
 # where there are windows, and activations [T, H].
 _TOWER_SCORE_COPIES = {"native": 1.5, "classic": 3.0}
@@ -81,7 +84,7 @@ def estimate_engine(config: LLMEngineRunnerConfig) -> dict[str, int]:
     if config.device == "cuda":
         return {
             "context": _CONTEXT_BYTES,
-            "library": _LIBRARY_BYTES.get(config.backend, 0),
+            "library": _library_bytes(config),
             "weights": _cuda_weight_bytes(config),
             "engine_scratch": 0 if simulated else cuda_scratch_bytes(config, tokens),
             "prompt_graphs": prompt_graph_bytes(config),
@@ -123,7 +126,10 @@ def estimate_tower(config: VisionConfig, patches: int) -> dict[str, int]:
 
     On the CPU the tower has a process of its own, with another one that decodes.
     """
-    parts = {} if config.device == "cuda" else {"vision_processes": _TOWER_PROCESS_BYTES}
+    if config.device == "cuda":
+        parts = {"vision_library": _TOWER_LIBRARY_BYTES.get(config.backend, 0)}
+    else:
+        parts = {"vision_processes": _TOWER_PROCESS_BYTES}
     scratch = _tower_scratch_bytes(config, patches)
     return parts | {"vision_weights": _tower_weight_bytes(config), "vision_scratch": scratch}
 
@@ -185,6 +191,12 @@ def _score_bytes(config: LLMEngineRunnerConfig, tokens: int, copies: float) -> i
 
 def _activation_bytes(config: LLMEngineRunnerConfig, tokens: int, copies: float) -> int:
     return int(tokens * 2 * config.intermediate_size * 4 * copies)
+
+
+def _library_bytes(config: LLMEngineRunnerConfig) -> int:
+    known = _LIBRARY_BYTES.get(config.backend, 0)
+    wide = ITEM_BYTES[config.dtype] == _FLOAT
+    return _WIDE_LIBRARY_BYTES.get(config.backend, known) if wide else known
 
 
 def _resident_weights(config: LLMEngineRunnerConfig) -> int:

@@ -197,6 +197,11 @@ def test_another_engine_has_another_library(config: LLMEngineRunnerConfig) -> No
     assert len(libraries) == 2
 
 
+def test_products_of_16_bits_bring_more_of_a_library(config: LLMEngineRunnerConfig) -> None:
+    wide = structs.replace(config, dtype="float32")
+    assert estimate_engine(wide)["library"] < estimate_engine(config)["library"]
+
+
 def test_a_simulated_engine_has_no_library_and_no_scratch(config: LLMEngineRunnerConfig) -> None:
     simulated = structs.replace(config, backend="simulated")
     parts = estimate_engine(simulated)
