@@ -46,6 +46,8 @@ _GPU_SCORE_COPIES = {"native": 2.0, "classic": 3.0}
 # Interpreter and the libraries of CUDA on the host.
 _HOST_BYTES = 900 * _MIB
 _PINNED_BYTES = 2 * _MIB
+# Token masks of steps in flight, in bits.
+_MASK_SLOTS = 4
 LOADING = "weights_while_loading"
 """The end of the names of parts that the system can drop: pages of files that are read."""
 # Embeddings on their way into a step.
@@ -118,7 +120,9 @@ def estimate_draft(config: LLMEngineRunnerConfig, drafting: EagleDraftingConfig)
 def estimate_host(config: LLMEngineRunnerConfig, weights: int) -> dict[str, int]:
     """Bytes by part of the host's memory that the process of a GPU's engine of `weights` takes."""
     images = _IMAGE_PINNED_BYTES if config.image_token_id else 0
-    return {"process": _HOST_BYTES, LOADING: weights, "pinned": _PINNED_BYTES + images}
+    masks = _MASK_SLOTS * config.max_supported_batch_size * config.output_vocab_size // 8
+    pinned = _PINNED_BYTES + masks + images
+    return {"process": _HOST_BYTES, LOADING: weights, "pinned": pinned}
 
 
 def estimate_tower(config: VisionConfig, patches: int) -> dict[str, int]:

@@ -171,6 +171,8 @@ _SCAN_THREADS = 256
 _SCAN_LOGITS, _SCAN_BLOCKS = 2048, 64
 _STATE_BYTES = 16
 _MASK_BITS = 32
+# As many as a `SampleRing` has.
+_MASK_SLOTS = 4
 # SLOTS of csrc/sampling/rows.cuh.
 CAPTURED_SLOTS = 4
 
@@ -220,6 +222,7 @@ class CudaBatchSampler:
         self._greedy: list[bool] = []
         self._wanted: list[int] = []
         self._logprobs: dict[int, int] = {}
+        self._turn = 0
         wanted = -(-self._vocab_size // _SCAN_LOGITS)
         self._blocks = min(_SCAN_BLOCKS, wanted)
         self._prepare(library, memory, buffers)
@@ -298,11 +301,13 @@ class CudaBatchSampler:
         return self._walks.launch(width, self._wanted[:rows], self._blocks, stages, greedy=greedy)
 
     def _take_masks(self, first: int, masks: TokenMasks) -> None:
-        """Bring the masks of the rows from place `first` on to the device."""
-        size = self._masks.shape[1] * self._masks.dtype.itemsize
+        """Let the next launch read the masks of the rows from place `first` on."""
+        self._turn = (self._turn + 1) % _MASK_SLOTS
+        slot: NDArray[np.uint32] = self._masks.array[self._turn]
         for place, mask in enumerate(masks, first):
             if mask is not None:
-                self._ring.upload(self._masks.address + place * size, mask)
+                slot[place] = mask
+        self._batch.masks = self._masks.address + self._turn * slot.nbytes
 
     def _settings(self, request: RowRequest) -> SettingsRow:
         check_options(request.options, self._vocab_size)
@@ -314,7 +319,10 @@ class CudaBatchSampler:
         state = memory.zeros("sampling state", (self._capacity, _STATE_BYTES), np.dtype(np.uint8))
         self._ring.upload(partial.address, empty_partial(self._capacity))
         words = -(-self._vocab_size // _MASK_BITS)
-        self._masks = memory.zeros("token masks", (self._capacity, words), np.dtype(np.uint32))
+        # Kernels read them from the host's memory: a copy of each row's would hold the stream up
+        # between a forward step and its picks. A slot is read until its samples are.
+        shape = (_MASK_SLOTS, self._capacity, words)
+        self._masks = memory.pinned_zeros("token masks", shape, np.dtype(np.uint32))
         self._batch = BatchArguments(
             buffers.logits.address,
             buffers.lengths.address,
@@ -329,7 +337,7 @@ class CudaBatchSampler:
             self._vocab_size,
             tables.pitch,
             capacity=self._capacity,
-            words=self._masks.shape[1],
+            words=words,
         )
         multiprocessors = library.context.properties.multiprocessors
         self._wide = WideDraws(memory, self._vocab_size, multiprocessors)
