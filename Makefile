@@ -33,7 +33,7 @@ clients-env: ## as root: what clients in other languages are built with; names w
 
 # CLIENTS="--client go" chooses; what the machine lacks is skipped by name.
 clients-test: $(VENV)/.dev ## every client's own tests, and the conformance suite with each of them
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup clients/conformance $(CLIENTS)
+	$(BIN)/python -m pytest -n $(JOBS) clients/conformance $(CLIENTS)
 
 # FLAGS are those of the row: python -m tests.system faults --help, overload and soak likewise.
 system: $(VENV)/.dev ## what a daemon survives and bears: ROW="GPU actor killed", overload, soak; FLAGS=--json

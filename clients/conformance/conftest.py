@@ -1,6 +1,7 @@
 """Clients, daemons and drivers of the scenes; `--client` chooses clients by name."""
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from clients.conformance.driving import Client, Driver
 from clients.conformance.scripted import Peer
@@ -46,9 +48,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen = metafunc.config.getoption("client")
     program = "driver" if metafunc.module.__name__.rpartition(".")[2] != "test_check" else "check"
     names = chosen or sorted(one.parent.name for one in CLIENTS.glob(f"*/{program}"))
-    # Clients can be spread over workers of pytest-xdist; each is built by one of them.
-    each = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
-    metafunc.parametrize("client", each, ids=names, indirect=True, scope="session")
+    metafunc.parametrize("client", names, indirect=True, scope="session")
+
+
+class ByClient(LoadScopeScheduling):  # type: ignore[misc] # it has no types
+    """All tests of a client go to the worker that builds it."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        found = re.search(r"\[([a-z]+)[-\]]", nodeid)
+        return found[1] if found else ""
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByClient:
+    """Spread clients over the workers of pytest-xdist."""
+    return ByClient(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
