@@ -1,0 +1,105 @@
+"""The bench of a client in Python, by clients/conformance/BENCH.md: its own, and gRPC's."""
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import msgspec
+
+SIDE = 512
+_ROUND_TRIPS, _STREAMS, _PICTURES = 200, 20, 10
+_TOKENS = 256
+_SESSIONS = 32
+
+
+class ClientFigures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Microseconds of a `status` and of a delta, milliseconds of a picture, KiB of a session."""
+
+    status_us: float
+    delta_us: float
+    image_ms: float
+    rss_kb: float
+
+
+class MeasuredSession(ABC):
+    """One session of the client that is measured; blocking ones never suspend."""
+
+    @abstractmethod
+    async def status(self) -> None:
+        """Ask for the status."""
+
+    @abstractmethod
+    async def stream(self, max_tokens: int) -> int:
+        """Read a reply to its end; the number of its deltas."""
+
+    @abstractmethod
+    async def picture(self, pixels: bytes) -> None:
+        """Send pixels [512, 512, 4] and read the reply to its end."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the session."""
+
+
+Connect = Callable[[], Awaitable[MeasuredSession]]
+
+
+def print_figures(connect: Connect) -> None:
+    """Measure the client that `connect` opens sessions of, and print its figures."""
+    figures = asyncio.run(_measure(connect))
+    print(msgspec.json.encode(figures).decode())  # noqa: T201 - the contract
+
+
+async def _measure(connect: Connect) -> ClientFigures:
+    session = await connect()
+    figures = ClientFigures(
+        status_us=1e6 * await _median_s(_status_s, session, _ROUND_TRIPS),
+        delta_us=1e6 * await _median_s(_delta_s, session, _STREAMS),
+        image_ms=1e3 * await _median_s(_picture_s, session, _PICTURES),
+        rss_kb=0,
+    )
+    before = _resident_kb()
+    more = [await connect() for _ in range(_SESSIONS)]
+    for one in more:
+        await one.status()
+    figures.rss_kb = (_resident_kb() - before) / _SESSIONS
+    for one in [session, *more]:
+        await one.close()
+    return figures
+
+
+async def _median_s(
+    seconds: Callable[[MeasuredSession], Awaitable[float]], session: MeasuredSession, count: int
+) -> float:
+    """The median of `count` times, behind as many again by ten that are not counted."""
+    warm_up = count // 10 + 1
+    return median([await seconds(session) for _ in range(warm_up + count)][warm_up:])
+
+
+async def _status_s(session: MeasuredSession) -> float:
+    began = perf_counter()
+    await session.status()
+    return perf_counter() - began
+
+
+async def _delta_s(session: MeasuredSession) -> float:
+    began = perf_counter()
+    deltas = await session.stream(_TOKENS)
+    return (perf_counter() - began) / deltas
+
+
+async def _picture_s(session: MeasuredSession) -> float:
+    # The daemon would know a picture again that it has seen.
+    pixels = os.urandom(64) * (4 * SIDE * SIDE // 64)
+    began = perf_counter()
+    await session.picture(pixels)
+    return perf_counter() - began
+
+
+def _resident_kb() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(one.split()[1]) for one in lines if one.startswith("VmRSS:"))
