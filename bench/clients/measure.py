@@ -56,19 +56,22 @@ def print_figures(connect: Connect) -> None:
 
 async def _measure(connect: Connect) -> ClientFigures:
     session = await connect()
-    figures = ClientFigures(
-        status_us=1e6 * await _median_s(_status_s, session, _ROUND_TRIPS),
-        delta_us=1e6 * await _median_s(_delta_s, session, _STREAMS),
-        image_ms=1e3 * await _median_s(_picture_s, session, _PICTURES),
-        rss_kb=0,
-    )
+    await session.status()
+    # First of all, as memory that was used and is free again would hide that of sessions.
     before = _resident_kb()
     more = [await connect() for _ in range(_SESSIONS)]
     for one in more:
         await one.status()
-    figures.rss_kb = (_resident_kb() - before) / _SESSIONS
-    for one in [session, *more]:
+    rss_kb = (_resident_kb() - before) / _SESSIONS
+    for one in more:
         await one.close()
+    figures = ClientFigures(
+        rss_kb=rss_kb,
+        status_us=1e6 * await _median_s(_status_s, session, _ROUND_TRIPS),
+        delta_us=1e6 * await _median_s(_delta_s, session, _STREAMS),
+        image_ms=1e3 * await _median_s(_picture_s, session, _PICTURES),
+    )
+    await session.close()
     return figures
 
 

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -5,12 +6,14 @@ import click
 import pytest
 
 from hearth.bench.clients import command
-from hearth.bench.clients.command import run_program
+from hearth.bench.clients.command import case_table, measure_clients, run_program
 from hearth.bench.clients.measure import ClientFigures
 from hearth.bench.clients.scripted_daemon import answers
+from hearth.bench.report import print_cases
 from hearth.runtime.errors import HearthError
 from hearth_client.protocol import Accepted, Delta, Done, Generate, Tokenize
 from tests.bench.running import invoke, run
+from tests.clients.vectors import CLIENTS
 
 FIGURES = '{"status_us": 120, "delta_us": 4.5, "image_ms": 1.25, "rss_kb": -3}'
 
@@ -19,7 +22,7 @@ def test_the_python_client_alone_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(command, "find_spec", {}.get)
     code, figures = run("clients", "--client", "python", "--rounds", "1")
     assert not code
-    assert list(figures) == ["python", "python_asyncio", "grpc", "http"]
+    assert figures.keys() == {"python", "python_asyncio", "grpc", "http"}
     assert (figures.pop("grpc"), figures.pop("http")) == (None, None)
     for one in figures.values():
         assert min(one["status_us"], one["delta_us"], one["image_ms"]) > 0
@@ -27,11 +30,23 @@ def test_the_python_client_alone_is_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_grpc_does_the_same() -> None:
     pytest.importorskip("grpc")
-    result = invoke("clients", "--client", "python", "--rounds", "1")
-    rows = [line.split() for line in result.stdout.splitlines()]
-    names = ["python", "grpc", "python_asyncio", "grpc_asyncio"]
-    assert [row[0] for row in rows[-4:]] == names
-    assert all(len(row) == 6 for row in rows[-4:])
+    figures = measure_clients({}, rounds=1)
+    assert figures.keys() == {"grpc", "grpc_asyncio", "http"}
+    for one in (figures["grpc"], figures["grpc_asyncio"]):
+        assert one
+        assert min(one.status_us, one.delta_us, one.image_ms) > 0
+
+
+def test_a_ratio_is_to_grpc_in_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+    def costs(delta_us: float) -> ClientFigures:
+        return ClientFigures(status_us=1, delta_us=delta_us, image_ms=1, rss_kb=1)
+
+    deltas = {"go": 4, "rust_asyncio": 4, "grpc": 8, "grpc_asyncio": 16}
+    figures = {name: costs(delta) for name, delta in deltas.items()}
+    print_cases(*case_table({**figures, "java": None}))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    found = [(row[0], float(row[-1])) for row in rows]
+    assert found == [("go", 0.5), ("rust_asyncio", 0.25), ("grpc", 1), ("grpc_asyncio", 1)]
 
 
 def test_a_reply_has_a_delta_for_each_token() -> None:
@@ -42,6 +57,15 @@ def test_a_reply_has_a_delta_for_each_token() -> None:
     assert told == [(0, 1), (1, 1), (2, 1)]
     with pytest.raises(HearthError, match="no answer to Tokenize"):
         list(answers(Tokenize(id="a", text="x")))
+
+
+def test_each_client_that_has_a_driver_has_a_bench() -> None:
+    drivers, benches = (
+        {one.parent.name for one in CLIENTS.glob(f"*/{program}") if os.access(one, os.X_OK)}
+        for program in ("driver", "bench")
+    )
+    assert drivers == benches
+    assert "go" in drivers
 
 
 def program(text: str) -> list[str]:
