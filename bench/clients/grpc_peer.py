@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import msgspec
 
-from hearth.bench.clients.measure import SIDE, MeasuredSession, print_figures
+from hearth.bench.clients.measure import PROMPT, SIDE, TOKENS, MeasuredSession, print_figures
 from hearth.bench.clients.scripted_daemon import answers
 from hearth_client.protocol import (
     Answer,
@@ -68,63 +68,44 @@ def grpc_server(socket: Path) -> Iterator[None]:
         server.stop(None).wait()
 
 
-class _Stub(MeasuredSession):
-    """The two methods of the service on a channel."""
+async def _connect() -> MeasuredSession:
+    aio = "--asyncio" in sys.argv
+    connect = grpc.aio.insecure_channel if aio else grpc.insecure_channel
+    channel: Any = connect(f"unix:{sys.argv[-1]}", options=_OPTIONS)
+    codec = {"request_serializer": _ENCODE, "response_deserializer": _DECODE_ANSWER}
+    ask = channel.unary_unary(f"/{_SERVICE}/Status", **codec)
+    generate = channel.unary_stream(f"/{_SERVICE}/Generate", **codec)
 
-    def __init__(self, channel: Any) -> None:
-        self.channel = channel
-        codec = {"request_serializer": _ENCODE, "response_deserializer": _DECODE_ANSWER}
-        self.ask = channel.unary_unary(f"/{_SERVICE}/Status", **codec)
-        self.generate = channel.unary_stream(f"/{_SERVICE}/Generate", **codec)
+    async def status() -> None:
+        answer = ask(_Call(Status(id="1")))
+        if aio:
+            await answer
 
-    async def picture(self, pixels: bytes) -> None:
-        """See the base."""
-        part = ImagePart(frame=1, encoding="rgba8", width=SIDE, height=SIDE)
-        turns = [Message(role="user", content=[part])]
-        await self.read(_Call(Generate(id="1", messages=turns, max_tokens=1), pixels))
-
-    async def stream(self, max_tokens: int) -> int:
-        """See the base."""
-        prompt = "Once upon a time"
-        call = _Call(Generate(id="1", prompt=prompt, max_tokens=max_tokens, ignore_eos=True))
-        # All but `accepted` and `done`.
-        return await self.read(call) - 2
-
-    async def read(self, call: _Call) -> int:
-        """Read all answers to a call; their number."""
-        raise NotImplementedError
-
-
-class _Blocking(_Stub):
-    async def status(self) -> None:
-        self.ask(_Call(Status(id="1")))
-
-    async def read(self, call: _Call) -> int:
-        return sum(1 for _ in self.generate(call))
-
-    async def close(self) -> None:
-        self.channel.close()
-
-
-class _Asyncio(_Stub):
-    async def status(self) -> None:
-        await self.ask(_Call(Status(id="1")))
-
-    async def read(self, call: _Call) -> int:
+    async def read(call: _Call) -> int:
+        """Number of all answers."""
+        if not aio:
+            return sum(1 for _ in generate(call))
         count = 0
-        async for _ in self.generate(call):
+        async for _ in generate(call):
             count += 1
         return count
 
-    async def close(self) -> None:
-        await self.channel.close()
+    async def stream() -> int:
+        call = _Call(Generate(id="1", prompt=PROMPT, max_tokens=TOKENS, ignore_eos=True))
+        # All but `accepted` and `done`.
+        return await read(call) - 2
 
+    async def picture(pixels: bytes) -> None:
+        part = ImagePart(frame=1, encoding="rgba8", width=SIDE, height=SIDE)
+        turns = [Message(role="user", content=[part])]
+        await read(_Call(Generate(id="1", messages=turns, max_tokens=1), pixels))
 
-async def _connect() -> MeasuredSession:
-    address = f"unix:{sys.argv[-1]}"
-    if "--asyncio" in sys.argv:
-        return _Asyncio(grpc.aio.insecure_channel(address, options=_OPTIONS))
-    return _Blocking(grpc.insecure_channel(address, options=_OPTIONS))
+    async def close() -> None:
+        closed = channel.close()
+        if aio:
+            await closed
+
+    return MeasuredSession(status, stream, picture, close)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
 import asyncio
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import msgspec
 
 SIDE = 512
 _ROUND_TRIPS, _STREAMS, _PICTURES = 200, 20, 10
-_TOKENS = 256
+PROMPT, TOKENS = "Once upon a time", 256
 _SESSIONS = 32
 
 
@@ -25,24 +25,17 @@ class ClientFigures(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rss_kb: float
 
 
-class MeasuredSession(ABC):
-    """One session of the client that is measured; blocking ones never suspend."""
+class MeasuredSession(NamedTuple):
+    """One session of the client that is measured; a blocking one never suspends.
 
-    @abstractmethod
-    async def status(self) -> None:
-        """Ask for the status."""
+    `stream` reads a reply of `TOKENS` tokens and returns the number of its deltas, `picture` sends
+    pixels [512, 512, 4] and reads the reply.
+    """
 
-    @abstractmethod
-    async def stream(self, max_tokens: int) -> int:
-        """Read a reply to its end; the number of its deltas."""
-
-    @abstractmethod
-    async def picture(self, pixels: bytes) -> None:
-        """Send pixels [512, 512, 4] and read the reply to its end."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End the session."""
+    status: Callable[[], Awaitable[object]]
+    stream: Callable[[], Awaitable[int]]
+    picture: Callable[[bytes], Awaitable[object]]
+    close: Callable[[], Awaitable[object]]
 
 
 Connect = Callable[[], Awaitable[MeasuredSession]]
@@ -55,13 +48,10 @@ def print_figures(connect: Connect) -> None:
 
 
 async def _measure(connect: Connect) -> ClientFigures:
-    session = await connect()
-    await session.status()
+    session = await _opened(connect)
     # First of all, as memory that was used and is free again would hide that of sessions.
     before = _resident_kb()
-    more = [await connect() for _ in range(_SESSIONS)]
-    for one in more:
-        await one.status()
+    more = [await _opened(connect) for _ in range(_SESSIONS)]
     rss_kb = (_resident_kb() - before) / _SESSIONS
     for one in more:
         await one.close()
@@ -73,6 +63,12 @@ async def _measure(connect: Connect) -> ClientFigures:
     )
     await session.close()
     return figures
+
+
+async def _opened(connect: Connect) -> MeasuredSession:
+    session = await connect()
+    await session.status()
+    return session
 
 
 async def _median_s(
@@ -91,7 +87,7 @@ async def _status_s(session: MeasuredSession) -> float:
 
 async def _delta_s(session: MeasuredSession) -> float:
     began = perf_counter()
-    deltas = await session.stream(_TOKENS)
+    deltas = await session.stream()
     return (perf_counter() - began) / deltas
 
 

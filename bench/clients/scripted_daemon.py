@@ -85,8 +85,6 @@ def answers(request: ClientMessage) -> Iterator[Answer]:
             usage = Usage(
                 prompt_tokens=_PROMPT_TOKENS,
                 completion_tokens=tokens,
-                queue_ms=0.25,
-                prefill_ms=0.5,
                 decode_ms=1.5,
             )
             yield Done(id=request.id, reason="length", usage=usage)

@@ -2,59 +2,8 @@
 
 import sys
 
-from hearth.bench.clients.measure import SIDE, MeasuredSession, print_figures
+from hearth.bench.clients.measure import PROMPT, SIDE, TOKENS, MeasuredSession, print_figures
 from hearth_client import AsyncClient, Client, Image
-
-PROMPT = "Once upon a time"
-
-
-class Blocking(MeasuredSession):
-    """A session of `Client`."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-
-    async def status(self) -> None:
-        """See the base."""
-        self.client.status()
-
-    async def stream(self, max_tokens: int) -> int:
-        """See the base."""
-        return sum(1 for _ in self.client.generate(PROMPT, max_tokens=max_tokens, ignore_eos=True))
-
-    async def picture(self, pixels: bytes) -> None:
-        """See the base."""
-        self.client.generate(messages=turns(pixels), max_tokens=1).result()
-
-    async def close(self) -> None:
-        """See the base."""
-        self.client.close()
-
-
-class Asyncio(MeasuredSession):
-    """A session of `AsyncClient`."""
-
-    def __init__(self, client: AsyncClient) -> None:
-        self.client = client
-
-    async def status(self) -> None:
-        """See the base."""
-        await self.client.status()
-
-    async def stream(self, max_tokens: int) -> int:
-        """See the base."""
-        deltas = 0
-        async for _ in await self.client.generate(PROMPT, max_tokens=max_tokens, ignore_eos=True):
-            deltas += 1
-        return deltas
-
-    async def picture(self, pixels: bytes) -> None:
-        """See the base."""
-        await (await self.client.generate(messages=turns(pixels), max_tokens=1)).result()
-
-    async def close(self) -> None:
-        """See the base."""
-        await self.client.close()
 
 
 def turns(pixels: bytes) -> list[dict[str, object]]:
@@ -63,16 +12,40 @@ def turns(pixels: bytes) -> list[dict[str, object]]:
     return [{"role": "user", "content": [image]}]
 
 
-async def connect() -> MeasuredSession:
-    """Open a session of the client that was asked for."""
-    if "--asyncio" in sys.argv:
-        client = AsyncClient(sys.argv[-1])
-        await client.connect()
-        return Asyncio(client)
-    blocking = Client(sys.argv[-1])
-    blocking.connect()
-    return Blocking(blocking)
+async def blocking() -> MeasuredSession:
+    """A session of `Client`."""
+    client = Client(sys.argv[-1])
+
+    async def status() -> None:
+        client.status()
+
+    async def stream() -> int:
+        return sum(1 for _ in client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True))
+
+    async def picture(pixels: bytes) -> None:
+        client.generate(messages=turns(pixels), max_tokens=1).result()
+
+    async def close() -> None:
+        client.close()
+
+    return MeasuredSession(status, stream, picture, close)
+
+
+async def by_asyncio() -> MeasuredSession:
+    """A session of `AsyncClient`."""
+    client = AsyncClient(sys.argv[-1])
+
+    async def stream() -> int:
+        deltas = 0
+        async for _ in await client.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True):
+            deltas += 1
+        return deltas
+
+    async def picture(pixels: bytes) -> None:
+        await (await client.generate(messages=turns(pixels), max_tokens=1)).result()
+
+    return MeasuredSession(client.status, stream, picture, client.close)
 
 
 if __name__ == "__main__":
-    print_figures(connect)
+    print_figures(by_asyncio if "--asyncio" in sys.argv else blocking)

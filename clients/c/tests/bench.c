@@ -15,17 +15,18 @@ static double now(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-static void check(int code, const hearth_error *error) {
+static hearth_error error;
+
+static void check(int code) {
   if (code == HEARTH_OK) return;
-  fprintf(stderr, "%s (%s)\n", error->message, error->code);
+  fprintf(stderr, "%s (%s)\n", error.message, error.code);
   exit(1);
 }
 
 static hearth_client *open_client(void) {
   hearth_client *client = NULL;
-  hearth_error error;
-  check(hearth_client_new(NULL, &client, &error), &error);
-  check(hearth_connect(client, NULL, &error), &error);
+  check(hearth_client_new(NULL, &client, &error));
+  check(hearth_connect(client, NULL, &error));
   return client;
 }
 
@@ -34,12 +35,11 @@ static int read_reply(hearth_client *client, const char *request, const hearth_f
                       size_t frame_count) {
   hearth_generation *reply = NULL;
   const hearth_event *event = NULL;
-  hearth_error error;
   int deltas = 0;
-  check(hearth_generate(client, request, frames, frame_count, NULL, NULL, &reply, &error), &error);
+  check(hearth_generate(client, request, frames, frame_count, NULL, NULL, &reply, &error));
   do {
-    check(hearth_next(reply, -1, &event, &error), &error);
-    if (event && event->type == HEARTH_FAILED) check(event->error->kind, event->error);
+    check(hearth_next(reply, -1, &event, &error));
+    if (event && event->type == HEARTH_FAILED) check((error = *event->error).kind);
     deltas += event && event->type == HEARTH_DELTA;
   } while (event);
   hearth_generation_free(reply);
@@ -48,9 +48,8 @@ static int read_reply(hearth_client *client, const char *request, const hearth_f
 
 static double status_s(hearth_client *client) {
   char *report = NULL;
-  hearth_error error;
   const double began = now();
-  check(hearth_status(client, &report, &error), &error);
+  check(hearth_status(client, &report, &error));
   hearth_free(report);
   return now() - began;
 }
