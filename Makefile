@@ -18,7 +18,7 @@ help: ## list the targets
 
 env: $(VENV)/.env ## what the daemon needs, in .venv
 dev: $(VENV)/.dev ## also what lint and test need
-bench-env: $(VENV)/.bench ## also the peers that hearth bench decode compares with
+bench-env: $(VENV)/.bench ## also the peers that hearth bench decode and clients compare with
 
 demo: $(VENV)/.env ## questions about a home and a picture to the shipped models
 	@$(BIN)/hearth demo

@@ -31,6 +31,9 @@ _COMMANDS = {
     "vision": LazyCommand(
         "hearth.bench.vision.command:vision", "Pictures by stage, beside transformers."
     ),
+    "clients": LazyCommand(
+        "hearth.bench.clients.command:clients", "What clients of each language cost, beside gRPC."
+    ),
 }
 
 # For one version; what they did needs the repository.

@@ -2,15 +2,18 @@
 import { randomBytes } from "node:crypto";
 import { Client } from "hearth-client";
 
-const WARM_UP = 20;
-const ROUND_TRIPS = 200;
-const TOKENS = 256;
-const PICTURES = 5;
 const SIDE = 512;
+const SESSIONS = 32;
 
-const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
-
-const rounded = (value) => value && Number(value.toFixed(2));
+async function median(count, task) {
+  const all = [];
+  for (let i = -Math.floor(count / 10) - 1; i < count; i++) {
+    const time = await task();
+    if (i >= 0) all.push(time);
+  }
+  all.sort((a, b) => a - b);
+  return (all[Math.floor((count - 1) / 2)] + all[Math.floor(count / 2)]) / 2;
+}
 
 async function timed(task) {
   const began = performance.now();
@@ -18,47 +21,41 @@ async function timed(task) {
   return performance.now() - began;
 }
 
-async function statusUs(client) {
-  for (let i = 0; i < WARM_UP; i++) await client.status();
-  const times = [];
-  for (let i = 0; i < ROUND_TRIPS; i++) times.push(await timed(() => client.status()));
-  return 1000 * median(times);
-}
-
-async function deltaUs(client) {
+async function deltaMs(client) {
   let deltas = 0;
-  const stream = async (max_tokens) => {
-    deltas = 0;
-    for await (const _ of client.generate({ prompt: "Once upon a time", max_tokens, ignore_eos: true })) deltas += 1;
-  };
-  await stream(WARM_UP);
-  const total = await timed(() => stream(TOKENS));
-  return (1000 * total) / deltas;
+  const time = await timed(async () => {
+    const request = { prompt: "Once upon a time", max_tokens: 256, ignore_eos: true };
+    for await (const _ of client.generate(request)) deltas += 1;
+  });
+  return time / deltas;
 }
 
 async function imageMs(client) {
-  const { features = [] } = await client.connect();
-  if (!features.includes("images")) return null;
-  const times = [];
-  for (let i = 0; i <= PICTURES; i++) {
-    // The daemon would know a picture again that it has seen.
-    const data = Buffer.alloc(4 * SIDE * SIDE, randomBytes(64));
-    const content = [{ type: "image", data, encoding: "rgba8", width: SIDE, height: SIDE }];
-    const request = { messages: [{ role: "user", content }], max_tokens: 1 };
-    times.push(await timed(() => client.generate(request).result()));
-  }
-  return median(times.slice(1));
+  const data = Buffer.alloc(4 * SIDE * SIDE, randomBytes(64));
+  const content = [{ type: "image", data, encoding: "rgba8", width: SIDE, height: SIDE }];
+  const request = { messages: [{ role: "user", content }], max_tokens: 1 };
+  return timed(() => client.generate(request).result());
 }
 
-const client = new Client({ address: process.argv[2] });
-try {
-  const figures = {
-    status_us: rounded(await statusUs(client)),
-    delta_us: rounded(await deltaUs(client)),
-    image_ms: rounded(await imageMs(client)),
-    rss_kb: Math.round(process.memoryUsage.rss() / 1024),
-  };
-  process.stdout.write(`${JSON.stringify(figures)}\n`);
-} finally {
-  await client.close();
+async function open() {
+  const client = new Client({ address: process.argv[2] });
+  await client.status();
+  return client;
 }
+
+async function sessionKb() {
+  const before = process.memoryUsage.rss();
+  const more = [];
+  for (let i = 0; i < SESSIONS; i++) more.push(await open());
+  const after = process.memoryUsage.rss();
+  for (const client of more) await client.close();
+  return (after - before) / 1024 / SESSIONS;
+}
+
+const client = await open();
+const rss_kb = await sessionKb();
+const status_us = 1000 * (await median(200, () => timed(() => client.status())));
+const delta_us = 1000 * (await median(20, () => deltaMs(client)));
+const image_ms = await median(10, () => imageMs(client));
+await client.close();
+process.stdout.write(`${JSON.stringify({ status_us, delta_us, image_ms, rss_kb })}\n`);
