@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -43,11 +44,18 @@ from hearth.actors.messages import (
     TokenizerMessage,
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY
+from hearth.actors.tokenizer.grammar_checker import GrammarChecker
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.actors.tokenizer.text_streams import TextStreams, failed_with, joined
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
-from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
+from hearth.runtime.grammar import (
+    ClientGrammar,
+    lark_grammar,
+    regex_grammar,
+    require,
+    schema_grammars,
+)
 from hearth.runtime.request import RowToken
 from hearth.runtime.text.conversation import Conversation, has_tools
 from hearth.runtime.text.reply_format import ReplyFormat
@@ -133,8 +141,8 @@ class TokenizerActor:
     Steps never wait for an encoding, and short texts never for very long ones. A request that is
     cancelled before it has been submitted never is. Changes of rows are passed on to the scheduler
     after their tokens went to the door, and so is the loss of an executor, whose late outputs are
-    dropped. The actor owns its mailboxes. `ends` are the model's end tokens. `images` expands
-    visuals, for a vision model.
+    dropped. The actor owns its mailboxes and `checker`. `ends` are the model's end tokens. `images`
+    expands visuals, for a vision model.
     """
 
     def __init__(
@@ -147,6 +155,7 @@ class TokenizerActor:
         tokenizer: Tokenizer,
         ends: Collection[int],
         images: PromptImages | None = None,
+        checker: GrammarChecker | None = None,
     ) -> None:
         self._inbox = inbox
         self._to_scheduler = to_scheduler
@@ -154,6 +163,7 @@ class TokenizerActor:
         self._to_door = to_door
         self._tokenizer = tokenizer
         self._images = images
+        self._checker = checker or GrammarChecker()
         self._streams = TextStreams(tokenizer, ends)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
@@ -177,7 +187,13 @@ class TokenizerActor:
 
     async def run(self) -> None:
         """Work until cancelled; raises MailboxFull when the scheduler is far behind."""
-        with self._inbox, self._to_scheduler, self._to_scheduler_control, self._to_door:
+        with (
+            self._inbox,
+            self._to_scheduler,
+            self._to_scheduler_control,
+            self._to_door,
+            closing(self._checker),
+        ):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 tasks.start_soon(self._prepare, self._intake)
@@ -354,15 +370,12 @@ class TokenizerActor:
         if not (field := _asked_form(request)):
             return ""
         require(field)
+        for grammar in await _run(partial(_grammars_of, request), long=True):
+            await self._checker.check(grammar)
         return await _run(partial(self._compose, request, in_reasoning=in_reasoning), long=True)
 
     def _compose(self, request: Request, *, in_reasoning: bool) -> str:
         chat, asked = request.chat, request.response_format
-        check_schemas(enforced_schemas(chat or Conversation([]), asked))
-        if asked is not None and asked.kind == "regex":
-            check_regex(asked.grammar, "response_format.regex")
-        if asked is not None and asked.kind == "lark":
-            check_lark(asked.grammar, "response_format.grammar")
         if chat is None:
             return "" if asked is None else answer_grammar(asked)
         return reply_grammar(self._tokenizer, chat, asked, in_reasoning=in_reasoning) or ""
@@ -509,6 +522,17 @@ def _asked_form(request: Request) -> str:
         "tools": enforced_schemas(chat),
     }
     return next((name for name, asked in fields.items() if asked), "")
+
+
+def _grammars_of(request: Request) -> list[ClientGrammar]:
+    """The grammars that clients wrote into a request, to be checked before it is accepted."""
+    chat, asked = request.chat, request.response_format
+    found = schema_grammars(enforced_schemas(chat or Conversation([]), asked))
+    if asked is not None and asked.kind == "regex":
+        found.append(regex_grammar(asked.grammar, "response_format.regex"))
+    if asked is not None and asked.kind == "lark":
+        found.append(lark_grammar(asked.grammar, "response_format.grammar"))
+    return found
 
 
 def _letters(chat: Conversation) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from hearth.actors.messages import Failed, Request
 from hearth.runtime.errors import HearthError
-from hearth.runtime.grammar import unforced
+from hearth.runtime.grammar import checks, unforced
 from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, Turn
 from hearth.runtime.text.tokenizer import Tokenizer
 from tests.actors.tokenizer.test_actor import harness
@@ -95,6 +95,26 @@ async def test_what_cannot_be_enforced_is_refused_before_it_is_accepted(
     failed = await answer_to(tokenizer, Request(REFUSED, **{"chat": chat(), **asked}))
     assert isinstance(failed, Failed)
     assert (failed.code, failed.field) == ("grammar_invalid", field)
+
+
+async def test_a_schema_that_ends_its_compiler_is_refused_and_the_actor_goes_on(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_MOST_NUMBER", 1 << 63)
+    deadly, fine = ({"const": number} for number in (1 - 2**63, 5))
+    async with harness(tokenizer) as made:
+        made.mail.post(with_schema(REFUSED, deadly))
+        failed = await made.door.receive()
+        made.mail.post(with_schema(1, fine))
+        submit = await made.scheduler.receive()
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == ("grammar_invalid", "response_format.schema")
+    assert isinstance(submit, Request)
+    assert "%json" in submit.options.grammar
+
+
+def with_schema(rid: int, schema: dict[str, Any]) -> Request:
+    return Request(rid, prompt="x", response_format=ResponseFormat("json_schema", schema=schema))
 
 
 async def test_without_the_extra_each_form_is_refused_by_its_field(
