@@ -308,7 +308,8 @@ class TokenizerActor:
             options=structs.replace(message.options, grammar=grammar),
         )
         # Both before the scheduler knows of it, so that no token can come too early.
-        self._streams.open(request, in_reasoning=prompt.in_reasoning)
+        form = _grammar_field(message) if grammar else ""
+        self._streams.open(request, in_reasoning=prompt.in_reasoning, form=form)
         if request.siblings:
             self._siblings[request.rid] = _siblings(request), prompt.in_reasoning
         await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
@@ -408,9 +409,11 @@ class TokenizerActor:
             await self._start_siblings(token.row for token in step.tokens)
 
     async def _rows_failed(self, message: Failed) -> None:
+        told = self._streams.by_field(message)
         for rid in message.rids:
             self._drop(rid)
-        await self._answer(message)
+        for failed in told:
+            await self._answer(failed)
 
     async def _leave(self, rid: int) -> None:
         """Have the executor drop a row that has ended here; if it is not, it only runs in vain."""
@@ -522,6 +525,18 @@ def _asked_form(request: Request) -> str:
         "tools": enforced_schemas(chat),
     }
     return next((name for name, asked in fields.items() if asked), "")
+
+
+def _grammar_field(request: Request) -> str:
+    """The field that a grammar which the model cannot follow is told by.
+
+    Others were compiled before: a Lark text alone may name what this model has not.
+    """
+    asked, schemas = request.response_format, enforced_schemas(request.chat or Conversation([]))
+    if asked is not None and (asked.kind == "lark" or not schemas):
+        named = {"lark": ".grammar", "regex": ".regex", "json_schema": ".schema"}
+        return f"response_format{named.get(asked.kind, '')}"
+    return next(iter(schemas), _asked_form(request))
 
 
 def _grammars_of(request: Request) -> list[ClientGrammar]:

@@ -19,9 +19,10 @@ from hearth.runtime.grammar.checks import (
     try_grammar,
     unforced,
 )
-from hearth.runtime.grammar.compiler import GrammarCompiler, GrammarMatcher
+from hearth.runtime.grammar.compiler import FIELD, GrammarCompiler, GrammarMatcher
 
 __all__ = [
+    "FIELD",
     "MOST_TOOLS",
     "ClientGrammar",
     "GrammarCompiler",
