@@ -84,7 +84,7 @@ class Request(ActorMessage, tag="request"):
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
     `client` take turns with those of others. `features` are what the client reads of a reply.
-    `siblings` are the numbers of further replies to the prompt, which the tokenizer submits as
+    `siblings` are the numbers of further replies to the prompt, which the scheduler queues as
     requests of their own once this one has its first token.
     """
 

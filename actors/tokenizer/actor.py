@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,6 @@ _LONG_IDS = 4096
 # Bytes of a picture that are digested in about the time that a character takes.
 _HASHED = 64
 _log = structlog.get_logger("tokenizer")
-_MOST_SEED = (1 << 63) - 1
 T = TypeVar("T")
 DoorAnswer = Deltas | Failed | Converted
 
@@ -167,8 +166,6 @@ class TokenizerActor:
         self._streams = TextStreams(tokenizer, ends)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
-        # By a request, those that wait for its first token, and whether they begin in reasoning.
-        self._siblings: dict[int, tuple[Sequence[Request], bool]] = {}
         self._unsent_failures: deque[Failed] = deque()
         # The current executor, None while there is none, and its last output.
         self._executor: int | None = None
@@ -246,7 +243,6 @@ class TokenizerActor:
                 case RowsCut(rids):
                     cut = [row for rid in rids if (row := self._streams.cut(rid)) is not None]
                     await self._answer(Deltas(cut, time.monotonic()))
-                    await self._start_siblings(rids)
                 case Cancel():
                     await self._cancel(message)
                 case Request() | Convert():
@@ -268,7 +264,7 @@ class TokenizerActor:
 
     async def _cancel(self, message: Cancel) -> None:
         waited = [lane.remove(message.rid) for lane in (self._intake, self._bulk)]
-        self._drop(message.rid)
+        self._streams.drop(message.rid)
         if not any(waited):
             await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
@@ -288,7 +284,7 @@ class TokenizerActor:
             else:
                 await self._convert(message)
         except Exception as error:  # noqa: BLE001 - no request may end the actor
-            self._drop(message.rid)
+            self._streams.drop(message.rid)
             await self._answer(_as_failed(message.rid, error))
 
     async def _submit(self, message: Request, lane: _Lane) -> None:
@@ -309,29 +305,10 @@ class TokenizerActor:
         )
         # Both before the scheduler knows of it, so that no token can come too early.
         form = _grammar_field(message) if grammar else ""
-        self._streams.open(request, in_reasoning=prompt.in_reasoning, form=form)
-        if request.siblings:
-            self._siblings[request.rid] = _siblings(request), prompt.in_reasoning
+        for rid in (request.rid, *request.siblings):
+            reply = structs.replace(request, rid=rid)
+            self._streams.open(reply, in_reasoning=prompt.in_reasoning, form=form)
         await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
-
-    async def _start_siblings(self, rids: Iterable[int]) -> None:
-        """Submit further replies to prompts of which the first one has a token, or has ended.
-
-        Such a prompt is in the prefix cache; begun together each would compute it.
-        """
-        for rid in rids:
-            siblings, in_reasoning = self._siblings.pop(rid, ((), False))
-            for request in siblings:
-                self._streams.open(request, in_reasoning=in_reasoning)
-                try:
-                    await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
-                except MailboxFull as error:
-                    self._streams.drop(request.rid)
-                    await self._answer(_as_failed(request.rid, error))
-
-    def _drop(self, rid: int) -> None:
-        self._streams.drop(rid)
-        self._siblings.pop(rid, None)
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
@@ -405,13 +382,11 @@ class TokenizerActor:
             await self._answer(failure)
         for failed in step.failed:
             await self._rows_failed(failed)
-        if self._siblings:
-            await self._start_siblings(token.row for token in step.tokens)
 
     async def _rows_failed(self, message: Failed) -> None:
         told = self._streams.by_field(message)
         for rid in message.rids:
-            self._drop(rid)
+            self._streams.drop(rid)
         for failed in told:
             await self._answer(failed)
 
@@ -447,7 +422,7 @@ class TokenizerActor:
             return
         rids = [row.rid for row in message.rows] if isinstance(message, Deltas) else [message.rid]
         for rid in rids:
-            self._drop(rid)
+            self._streams.drop(rid)
             self._unsent_failures.append(failed_with(rid, "internal"))
             await self._leave(rid)
 
@@ -482,22 +457,8 @@ def open_tokenizer(
 def _encoded(request: Request) -> Request:
     """The request as the scheduler gets it."""
     return structs.replace(
-        request, chat=None, prompt=None, response_format=None, visuals=[], features=[], siblings=[]
+        request, chat=None, prompt=None, response_format=None, visuals=[], features=[]
     )
-
-
-def _siblings(request: Request) -> list[Request]:
-    """Requests for the further replies, each with a seed of its own."""
-    options, seed = request.options, request.options.seed or 0
-    return [
-        structs.replace(
-            request,
-            rid=rid,
-            siblings=[],
-            options=structs.replace(options, seed=(seed + place) & _MOST_SEED),
-        )
-        for place, rid in enumerate(request.siblings, 1)
-    ]
 
 
 def _size(message: Request | Convert) -> int:

@@ -201,7 +201,8 @@ class ActorMessageHandler:
             self._state.service_state,
         )
         # The client may learn of an end before the scheduler does.
-        open_now = sum(one.accepted for one in self._tracker.sessions.open_requests)
+        accepted = [one for one in self._tracker.sessions.open_requests if one.accepted]
+        open_now = sum(len(one.replies) - len(one.ended) for one in accepted)
         counted = {"rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
             id=request_id,
