@@ -81,7 +81,10 @@ class ReplyParser(Scanner):
 
     def feed(self, text: str, *, ended: bool = False) -> ReplyPieces:
         """Add text; returns what it releases."""
-        self.text += text
+        # Appended in place, as nothing else holds it: a copy for each token would be quadratic.
+        grown, self.text = self.text, ""
+        grown += text
+        self.text = grown
         self.ended = self.ended or ended
         self._found = ReplyPieces()
         while self._reading is not None:
