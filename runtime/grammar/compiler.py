@@ -1,7 +1,7 @@
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -175,6 +175,13 @@ class GrammarCompiler:
             job = self._pending[grammar] = self._pool.submit(self._compile, grammar)
             job.add_done_callback(self._tell)
         return False
+
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        """Drop the grammars that wait for the compiler, but for those that are `wanted` still."""
+        if self._pending:
+            unwanted = self._pending.keys() - set(wanted)
+            for text in [text for text in unwanted if self._pending[text].cancel()]:
+                del self._pending[text]
 
     def matcher(self, grammar: str, token_ids: Sequence[int] = ()) -> GrammarMatcher:
         """Return a matcher behind tokens that it has allowed before; it waits for the compiler.
