@@ -127,7 +127,9 @@ class _Reply:
             delta.spellings = [[self._spelt.of(one) for one in ids]]
         finish: ReplyEnd | None = token.finish
         if not ended:
+            began = self._reader.in_reasoning
             self._add(delta, self._reader.push(token.token_id))
+            delta.reasoning_tokens = int(began or self._reader.in_reasoning)
         if self._one_call and self._called:
             finish = "stop"
         if finish is not None:
@@ -182,4 +184,5 @@ def joined(first: RowDelta, second: RowDelta) -> RowDelta:
         first.calls + second.calls,
         second.stop_string,
         first.spellings + second.spellings,
+        first.reasoning_tokens + second.reasoning_tokens,
     )

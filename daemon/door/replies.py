@@ -235,6 +235,7 @@ def _count(request: sessions.OpenRequest, row: RowDelta, step: Deltas) -> None:
     if request.completion_tokens == 0:
         request.first_token, request.first_left = step.ended, time.monotonic()
     request.completion_tokens += len(row.tokens)
+    request.reasoning_tokens += row.reasoning_tokens
     request.reply_tokens[row.rid] += len(row.tokens)
     request.last_token = step.ended
     request.detokenize_s += step.detokenize_s

@@ -205,6 +205,22 @@ def test_a_reply_grows_without_a_copy_of_it(name: str) -> None:
             assert sys.getrefcount(parser.text) == sys.getrefcount(held_once.text)
 
 
+@pytest.mark.parametrize(
+    ("opened", "reasoning"), [(False, "<think>ab</think>"), (True, "ab</think>")]
+)
+def test_it_says_which_tokens_are_reasoning(
+    tokenizer: Tokenizer, reasoning: str, *, opened: bool
+) -> None:
+    reader = ReplyReader(tokenizer, KNOWN_FORMATS["hermes"], tools=TOOLS, in_reasoning=opened)
+    states = []
+    for number in tokenizer.encode_piece(reasoning + "c"):
+        reader.push(number)
+        states.append(reader.in_reasoning)
+    start = 0 if opened else len(tokenizer.encode_piece("<think>")) - 1
+    expected = [start <= place < len(states) - 2 for place in range(len(states))]
+    assert states == expected
+
+
 def test_a_stop_string_is_looked_for_in_the_answer_alone(tokenizer: Tokenizer) -> None:
     reply = "<think>STOP</think>Light STOP. On."
     reader = ReplyReader(tokenizer, KNOWN_FORMATS["hermes"], ["On", "STOP"], TOOLS)
