@@ -84,7 +84,7 @@ class Request(ActorMessage, tag="request"):
 
     A higher `priority` goes first; `deadline` is in seconds of the monotonic clock. Requests of one
     `client` take turns with those of others. `features` are what the client reads of a reply.
-    `siblings` are the numbers of further replies to the prompt, which the tokenizer submits as
+    `siblings` are the numbers of further replies to the prompt, which the scheduler queues as
     requests of their own once this one has its first token.
     """
 
@@ -423,6 +423,7 @@ class Embedded(ActorMessage, tag="embedded"):
 class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     """New text and tokens of one request; `finish` ends it, at `stop_string` if there is one.
 
+    `reasoning_tokens` of them are of reasoning and its marks, where the client reads it apart.
     `spellings` are the bytes of the token and of each alternative of `logprobs`, where asked for.
     """
 
@@ -435,6 +436,7 @@ class RowDelta(msgspec.Struct, array_like=True, omit_defaults=True):
     calls: list[CallPiece] = []
     stop_string: str = ""
     spellings: list[list[bytes]] = []
+    reasoning_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Refuse, in a decoder too, spellings of other tokens than those of `logprobs`."""

@@ -279,6 +279,9 @@ class ExecutorActor:
                 case Schedule():
                     for rid in self._rows.update(work):
                         self._runtime.leave(rid)
+                    if (grammars := self._runtime.grammars) is not None:
+                        waiting = self._rows.waiting.values()
+                        grammars.keep_only(row.options.grammar for row in waiting)
                 case RunVisionEncoder():
                     self._run_tower(work)
                 case Unpin(client):

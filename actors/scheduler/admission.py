@@ -52,20 +52,23 @@ def within_share(own: int, more: int, waiting: int, limit: int, share: float) ->
 def queue_refusal(
     entry: RequestState, requests: int, tokens: int, own_tokens: int, settings: PolicySettings
 ) -> Refusal | None:
-    """Check a request against the limits of the queue; None if it fits.
+    """Check a request with all of its replies against the limits of the queue; None if it fits.
 
-    `requests` with `tokens` in their prompts wait, `own_tokens` of them are of its client.
+    `requests` with `tokens` in their prompts wait, `own_tokens` of them are of its client. Several
+    replies have a queue to themselves that is empty, whatever its limits.
     """
-    if requests >= settings.queue_requests:
+    replies = 1 + len(entry.request.siblings)
+    over = requests + replies - settings.queue_requests
+    if requests and over > 0:
         return Refusal(
             "queue_full",
             f"{requests} requests wait already, the limit is {settings.queue_requests}: "
             "try again later",
             "queue_requests",
-            1,
+            over,
         )
-    more, limit = entry.prompt_tokens, settings.queue_tokens
-    if tokens + more > limit:
+    more, limit = entry.prompt_tokens * replies, settings.queue_tokens
+    if tokens and tokens + more > limit:
         # As many as have so many tokens, by the mean of those that wait.
         ahead = -(-(tokens + more - limit) * requests // tokens) if tokens else 1
         return Refusal(

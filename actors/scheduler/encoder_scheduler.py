@@ -132,6 +132,10 @@ class EncoderScheduler:
         self._stirred = True
         return None
 
+    def look_again(self) -> None:
+        """Have `act` look for requests that have come to wait since."""
+        self._stirred = True
+
     def hear(self, message: ImageEvent) -> list[Sent]:
         """Record a message of encoder or executor; failures of the requests that it ends."""
         match message:

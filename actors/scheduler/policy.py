@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from hearth.actors.messages import (
     Accepted,
@@ -209,6 +210,8 @@ class SchedulerPolicy:
         self._lora = LoRAScheduler(self._running, self._queue, self._settings)
         self._fair_share = FairShare(self._running, self._queue, self._lora)
         self._quarantine = Quarantine()
+        # Further replies, admitted with the first one, by its number.
+        self._siblings: dict[int, list[RequestState]] = {}
         self._images = EncoderScheduler(self._queues, self._quarantine, arenas)
         self._preemption = Preemption(self._running, self._queue, self._quarantine)
         self._offers = Offers(
@@ -228,8 +231,13 @@ class SchedulerPolicy:
         self._settings.current = settings
 
     def submit(self, request: Request, now: float) -> list[Decision]:
-        """Admit a request or refuse it; a second one with the same number is ignored."""
-        if self._is_open(request.rid):
+        """Admit a request with all of its replies, or refuse it; the same number twice is ignored.
+
+        The further replies are queued once the first one has a token, or has ended: their prompt is
+        in the prefix cache then. Begun together each would compute it.
+        """
+        rids = [request.rid, *request.siblings]
+        if any(map(self._is_open, rids)) or len(set(rids)) < len(rids):
             return []
         entry = RequestState(request, now)
         refusal = size_refusal(entry, self._settings.current, self._limits)
@@ -241,16 +249,24 @@ class SchedulerPolicy:
         own = self._tokens_of(request.client)
         refusal = refusal or queue_refusal(entry, *self._waiting(), own, self._settings.current)
         share = self._settings.current.client_queue_share
-        refusal = refusal or self._images.admit(entry, self._is_open, share)
+        siblings = entry.siblings
+        for one in (entry, *siblings):
+            refusal = refusal or self._images.admit(one, self._is_open, share)
         if refusal is not None:
             self._refused += 1
-            return [_failed([request.rid], refusal)]
+            return [_failed(rids, refusal)]
+        if siblings:
+            self._siblings[request.rid] = siblings
         self._offers.arrived(now)
         self._queues.push(entry)
         return self._accept(entry) if self._limits else []
 
     def cancel(self, rid: int) -> None:
         """Forget a request; one that the executor has is cancelled there."""
+        # Not with the first one, which may have ended by a stop string: the door cancels each.
+        for siblings in self._siblings.values():
+            siblings[:] = [one for one in siblings if one.rid != rid]
+        self._siblings = {first: rest for first, rest in self._siblings.items() if rest}
         if self._queues.remove(rid) is not None:
             return
         row = self._running.get(rid)
@@ -289,7 +305,9 @@ class SchedulerPolicy:
             if row.rid not in output.finished:
                 row.first_token_at = now
                 self._lora.note_first_token(row, now)
+            self._queue_siblings(row.rid)
         for row in self._rows_of(output.finished):
+            self._queue_siblings(row.rid)
             self._leave(row, now)
         suspects = self._rows_failed(output.failed, now)
         for row in self._rows_of(output.placed):
@@ -302,6 +320,12 @@ class SchedulerPolicy:
     def _rows_of(self, rids: Iterable[int]) -> list[RequestState]:
         """The rows at the executor with these numbers."""
         return [row for rid in rids if (row := self._running.get(rid)) is not None]
+
+    def _queue_siblings(self, rid: int) -> None:
+        for entry in self._siblings.pop(rid, ()):
+            self._queues.push(entry)
+            # Their pictures are encoded, as those of the first one were.
+            self._images.look_again()
 
     def _place(self, row: RequestState, now: float) -> None:
         row.placed_at = now
@@ -360,7 +384,8 @@ class SchedulerPolicy:
             self._queues.remove(entry.rid)
             if entry.generated:
                 # The executor before could hold more: the tokens that its client has are valid.
-                decisions.append(RowsCut([entry.rid]))
+                siblings = self._siblings.pop(entry.rid, ())
+                decisions.append(RowsCut([entry.rid, *(one.rid for one in siblings)]))
             else:
                 self._refused += 1
                 decisions.append(_failed([entry.rid], refusal))
@@ -443,17 +468,23 @@ class SchedulerPolicy:
 
     def _waiting(self) -> tuple[int, int]:
         """Number of requests that wait, and of their prompt tokens."""
-        behind = self._running.waiting
+        behind = [*self._running.waiting, *self._coming()]
         tokens = self._queues.prompt_tokens + sum(row.prompt_tokens for row in behind)
         return len(self._queues) + len(behind), tokens
 
+    def _coming(self) -> Iterator[RequestState]:
+        """The further replies that wait for their first one."""
+        return chain.from_iterable(self._siblings.values())
+
     def _tokens_of(self, client: int) -> int:
         """The prompt tokens that a client has waiting."""
-        behind = [row for row in self._running.waiting if row.client == client]
-        return self._queues.tokens_of(client) + sum(one.prompt_tokens for one in behind)
+        behind = chain(self._running.waiting, self._coming())
+        own = sum(one.prompt_tokens for one in behind if one.client == client)
+        return self._queues.tokens_of(client) + own
 
     def _is_open(self, rid: int) -> bool:
-        return rid in self._queues or self._running.get(rid) is not None
+        known = rid in self._queues or self._running.get(rid) is not None
+        return known or rid in [one.rid for one in self._coming()]
 
     def _accept(self, entry: RequestState) -> list[Decision]:
         if entry.accepted:

@@ -4,10 +4,14 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from hearth.actors.messages import PromptImage, Request
 from hearth.actors.scheduler.embedding_store import StoredEmbedding
 from hearth.runtime.images import EmbeddedImage
 from hearth.runtime.request import RowRequest
+
+_MOST_SEED = (1 << 63) - 1
 
 
 class RequestStatus(enum.Enum):
@@ -61,6 +65,25 @@ class RequestState:
     first_token_at: float | None = None
     behind: float = math.inf
     seq: int | None = None
+
+    @property
+    def siblings(self) -> list[RequestState]:
+        """The further replies to its prompt, each with a seed of its own, not queued yet."""
+        request = self.request
+        options, seed = request.options, request.options.seed or 0
+        return [
+            RequestState(
+                structs.replace(
+                    request,
+                    rid=rid,
+                    siblings=[],
+                    options=structs.replace(options, seed=(seed + place) & _MOST_SEED),
+                ),
+                self.queued,
+                accepted=True,
+            )
+            for place, rid in enumerate(request.siblings, 1)
+        ]
 
     @property
     def rid(self) -> int:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -43,11 +44,18 @@ from hearth.actors.messages import (
     TokenizerMessage,
 )
 from hearth.actors.scheduler.admission import TEXT_ONLY
+from hearth.actors.tokenizer.grammar_checker import GrammarChecker
 from hearth.actors.tokenizer.prompt_images import PromptImages
 from hearth.actors.tokenizer.text_streams import TextStreams, failed_with, joined
 from hearth.runtime.config import load_config
 from hearth.runtime.errors import HearthError
-from hearth.runtime.grammar import check_lark, check_regex, check_schemas, require
+from hearth.runtime.grammar import (
+    ClientGrammar,
+    lark_grammar,
+    regex_grammar,
+    require,
+    schema_grammars,
+)
 from hearth.runtime.request import RowToken
 from hearth.runtime.text.conversation import Conversation, has_tools
 from hearth.runtime.text.reply_format import ReplyFormat
@@ -71,7 +79,6 @@ _LONG_IDS = 4096
 # Bytes of a picture that are digested in about the time that a character takes.
 _HASHED = 64
 _log = structlog.get_logger("tokenizer")
-_MOST_SEED = (1 << 63) - 1
 T = TypeVar("T")
 DoorAnswer = Deltas | Failed | Converted
 
@@ -133,8 +140,8 @@ class TokenizerActor:
     Steps never wait for an encoding, and short texts never for very long ones. A request that is
     cancelled before it has been submitted never is. Changes of rows are passed on to the scheduler
     after their tokens went to the door, and so is the loss of an executor, whose late outputs are
-    dropped. The actor owns its mailboxes. `ends` are the model's end tokens. `images` expands
-    visuals, for a vision model.
+    dropped. The actor owns its mailboxes and `checker`. `ends` are the model's end tokens. `images`
+    expands visuals, for a vision model.
     """
 
     def __init__(
@@ -147,6 +154,7 @@ class TokenizerActor:
         tokenizer: Tokenizer,
         ends: Collection[int],
         images: PromptImages | None = None,
+        checker: GrammarChecker | None = None,
     ) -> None:
         self._inbox = inbox
         self._to_scheduler = to_scheduler
@@ -154,11 +162,10 @@ class TokenizerActor:
         self._to_door = to_door
         self._tokenizer = tokenizer
         self._images = images
+        self._checker = checker or GrammarChecker()
         self._streams = TextStreams(tokenizer, ends)
         self._intake = _Lane(INTAKE_LIMIT)
         self._bulk = _Lane(BULK_LIMIT)
-        # By a request, those that wait for its first token, and whether they begin in reasoning.
-        self._siblings: dict[int, tuple[Sequence[Request], bool]] = {}
         self._unsent_failures: deque[Failed] = deque()
         # The current executor, None while there is none, and its last output.
         self._executor: int | None = None
@@ -177,7 +184,13 @@ class TokenizerActor:
 
     async def run(self) -> None:
         """Work until cancelled; raises MailboxFull when the scheduler is far behind."""
-        with self._inbox, self._to_scheduler, self._to_scheduler_control, self._to_door:
+        with (
+            self._inbox,
+            self._to_scheduler,
+            self._to_scheduler_control,
+            self._to_door,
+            closing(self._checker),
+        ):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._listen)
                 tasks.start_soon(self._prepare, self._intake)
@@ -230,7 +243,6 @@ class TokenizerActor:
                 case RowsCut(rids):
                     cut = [row for rid in rids if (row := self._streams.cut(rid)) is not None]
                     await self._answer(Deltas(cut, time.monotonic()))
-                    await self._start_siblings(rids)
                 case Cancel():
                     await self._cancel(message)
                 case Request() | Convert():
@@ -252,7 +264,7 @@ class TokenizerActor:
 
     async def _cancel(self, message: Cancel) -> None:
         waited = [lane.remove(message.rid) for lane in (self._intake, self._bulk)]
-        self._drop(message.rid)
+        self._streams.drop(message.rid)
         if not any(waited):
             await self._to_scheduler.send(message, SEND_TIMEOUT_S)
 
@@ -272,7 +284,7 @@ class TokenizerActor:
             else:
                 await self._convert(message)
         except Exception as error:  # noqa: BLE001 - no request may end the actor
-            self._drop(message.rid)
+            self._streams.drop(message.rid)
             await self._answer(_as_failed(message.rid, error))
 
     async def _submit(self, message: Request, lane: _Lane) -> None:
@@ -292,29 +304,11 @@ class TokenizerActor:
             options=structs.replace(message.options, grammar=grammar),
         )
         # Both before the scheduler knows of it, so that no token can come too early.
-        self._streams.open(request, in_reasoning=prompt.in_reasoning)
-        if request.siblings:
-            self._siblings[request.rid] = _siblings(request), prompt.in_reasoning
+        form = _grammar_field(message) if grammar else ""
+        for rid in (request.rid, *request.siblings):
+            reply = structs.replace(request, rid=rid)
+            self._streams.open(reply, in_reasoning=prompt.in_reasoning, form=form)
         await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
-
-    async def _start_siblings(self, rids: Iterable[int]) -> None:
-        """Submit further replies to prompts of which the first one has a token, or has ended.
-
-        Such a prompt is in the prefix cache; begun together each would compute it.
-        """
-        for rid in rids:
-            siblings, in_reasoning = self._siblings.pop(rid, ((), False))
-            for request in siblings:
-                self._streams.open(request, in_reasoning=in_reasoning)
-                try:
-                    await self._to_scheduler.send(_encoded(request), SEND_TIMEOUT_S)
-                except MailboxFull as error:
-                    self._streams.drop(request.rid)
-                    await self._answer(_as_failed(request.rid, error))
-
-    def _drop(self, rid: int) -> None:
-        self._streams.drop(rid)
-        self._siblings.pop(rid, None)
 
     async def _convert(self, request: Convert) -> None:
         ids = request.tokens
@@ -354,15 +348,12 @@ class TokenizerActor:
         if not (field := _asked_form(request)):
             return ""
         require(field)
+        for grammar in await _run(partial(_grammars_of, request), long=True):
+            await self._checker.check(grammar)
         return await _run(partial(self._compose, request, in_reasoning=in_reasoning), long=True)
 
     def _compose(self, request: Request, *, in_reasoning: bool) -> str:
         chat, asked = request.chat, request.response_format
-        check_schemas(enforced_schemas(chat or Conversation([]), asked))
-        if asked is not None and asked.kind == "regex":
-            check_regex(asked.grammar, "response_format.regex")
-        if asked is not None and asked.kind == "lark":
-            check_lark(asked.grammar, "response_format.grammar")
         if chat is None:
             return "" if asked is None else answer_grammar(asked)
         return reply_grammar(self._tokenizer, chat, asked, in_reasoning=in_reasoning) or ""
@@ -391,13 +382,13 @@ class TokenizerActor:
             await self._answer(failure)
         for failed in step.failed:
             await self._rows_failed(failed)
-        if self._siblings:
-            await self._start_siblings(token.row for token in step.tokens)
 
     async def _rows_failed(self, message: Failed) -> None:
+        told = self._streams.by_field(message)
         for rid in message.rids:
-            self._drop(rid)
-        await self._answer(message)
+            self._streams.drop(rid)
+        for failed in told:
+            await self._answer(failed)
 
     async def _leave(self, rid: int) -> None:
         """Have the executor drop a row that has ended here; if it is not, it only runs in vain."""
@@ -431,7 +422,7 @@ class TokenizerActor:
             return
         rids = [row.rid for row in message.rows] if isinstance(message, Deltas) else [message.rid]
         for rid in rids:
-            self._drop(rid)
+            self._streams.drop(rid)
             self._unsent_failures.append(failed_with(rid, "internal"))
             await self._leave(rid)
 
@@ -466,22 +457,8 @@ def open_tokenizer(
 def _encoded(request: Request) -> Request:
     """The request as the scheduler gets it."""
     return structs.replace(
-        request, chat=None, prompt=None, response_format=None, visuals=[], features=[], siblings=[]
+        request, chat=None, prompt=None, response_format=None, visuals=[], features=[]
     )
-
-
-def _siblings(request: Request) -> list[Request]:
-    """Requests for the further replies, each with a seed of its own."""
-    options, seed = request.options, request.options.seed or 0
-    return [
-        structs.replace(
-            request,
-            rid=rid,
-            siblings=[],
-            options=structs.replace(options, seed=(seed + place) & _MOST_SEED),
-        )
-        for place, rid in enumerate(request.siblings, 1)
-    ]
 
 
 def _size(message: Request | Convert) -> int:
@@ -509,6 +486,29 @@ def _asked_form(request: Request) -> str:
         "tools": enforced_schemas(chat),
     }
     return next((name for name, asked in fields.items() if asked), "")
+
+
+def _grammar_field(request: Request) -> str:
+    """The field that a grammar which the model cannot follow is told by.
+
+    Others were compiled before: a Lark text alone may name what this model has not.
+    """
+    asked, schemas = request.response_format, enforced_schemas(request.chat or Conversation([]))
+    if asked is not None and (asked.kind == "lark" or not schemas):
+        named = {"lark": ".grammar", "regex": ".regex", "json_schema": ".schema"}
+        return f"response_format{named.get(asked.kind, '')}"
+    return next(iter(schemas), _asked_form(request))
+
+
+def _grammars_of(request: Request) -> list[ClientGrammar]:
+    """The grammars that clients wrote into a request, to be checked before it is accepted."""
+    chat, asked = request.chat, request.response_format
+    found = schema_grammars(enforced_schemas(chat or Conversation([]), asked))
+    if asked is not None and asked.kind == "regex":
+        found.append(regex_grammar(asked.grammar, "response_format.regex"))
+    if asked is not None and asked.kind == "lark":
+        found.append(lark_grammar(asked.grammar, "response_format.grammar"))
+    return found
 
 
 def _letters(chat: Conversation) -> int:

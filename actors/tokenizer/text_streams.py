@@ -9,6 +9,7 @@ import structlog
 from msgspec import structs
 
 from hearth.actors.messages import Failed, ReplyEnd, Request, RowDelta
+from hearth.runtime.grammar import FIELD
 from hearth.runtime.request import RowToken
 from hearth.runtime.text.conversation import takes_one_call
 from hearth.runtime.text.reply_parser import ReplyPieces
@@ -17,10 +18,11 @@ from hearth.runtime.text.stream import TokenBytes
 from hearth.runtime.text.tokenizer import Tokenizer
 
 _INTERNAL = "this request met a fault of the daemon, written to its log: send it again"
+_GRAMMAR = "grammar_invalid"
 _SENTENCES = {
     "non_finite": "the model computed values that are not finite for this request: change it, "
     "and export the model again if others fail too",
-    "grammar_invalid": "the form that was asked for allows no further token, though the reply has "
+    _GRAMMAR: "the form that was asked for allows no further token, though the reply has "
     "not ended, or takes too long to follow: change it",
 }
 _log = structlog.get_logger("tokenizer")
@@ -44,15 +46,24 @@ class TextStreams:
     def _bytes(self) -> TokenBytes:
         return TokenBytes(self._tokenizer)
 
-    def open(self, request: Request, *, in_reasoning: bool = False) -> None:
+    def open(self, request: Request, *, in_reasoning: bool = False, form: str = "") -> None:
         """Begin the text of a request; raises `invalid_value` for an empty stop string.
 
-        `in_reasoning` is that of its prompt.
+        `in_reasoning` is that of its prompt, `form` the field that asks for its grammar.
         """
         reader = _reader(self._tokenizer, request, in_reasoning=in_reasoning)
         one_call = request.chat is not None and takes_one_call(request.chat)
         spelt = self._bytes if "token_bytes" in request.features else None
-        self._open[request.rid] = _Reply(reader, self._ends, spelt, one_call=one_call)
+        self._open[request.rid] = _Reply(reader, self._ends, spelt, form, one_call=one_call)
+
+    def by_field(self, failed: Failed) -> list[Failed]:
+        """The failure by the fields of its requests, where it is one of their grammars."""
+        if failed.field != FIELD:
+            return [failed]
+        forms = {rid: reply.form for rid in failed.rids if (reply := self._open.get(rid))}
+        return [
+            structs.replace(failed, rids=[rid], field=forms.get(rid, FIELD)) for rid in failed.rids
+        ]
 
     def drop(self, rid: int) -> None:
         """Forget a request; unknown ones are ignored."""
@@ -68,7 +79,7 @@ class TextStreams:
         if reply is None:
             return None
         try:
-            answer = failed_with(rid, token.error) if token.error else reply.push(token)
+            answer = reply.failed(token) if token.error else reply.push(token)
         except Exception:  # noqa: BLE001 - no row may take the others with it
             _log.exception("a token could not be turned into text", rid=rid)
             answer = failed_with(rid, "internal")
@@ -90,14 +101,21 @@ class _Reply:
         reader: ReplyReader,
         ends: Collection[int],
         spelt: TokenBytes | None,
+        form: str,
         *,
         one_call: bool,
     ) -> None:
+        self.form = form
         self._reader = reader
         self._spelt = spelt
         self._ends = ends
         self._one_call = one_call
         self._called = False
+
+    def failed(self, token: RowToken) -> Failed:
+        """The failure that a token tells of."""
+        failed = failed_with(token.row, token.error or "internal")
+        return structs.replace(failed, field=self.form) if failed.code == _GRAMMAR else failed
 
     def push(self, token: RowToken) -> RowDelta:
         """The delta of one token; with a `finish` where the reply ends with it."""
@@ -109,7 +127,9 @@ class _Reply:
             delta.spellings = [[self._spelt.of(one) for one in ids]]
         finish: ReplyEnd | None = token.finish
         if not ended:
+            began = self._reader.in_reasoning
             self._add(delta, self._reader.push(token.token_id))
+            delta.reasoning_tokens = int(began or self._reader.in_reasoning)
         if self._one_call and self._called:
             finish = "stop"
         if finish is not None:
@@ -164,4 +184,5 @@ def joined(first: RowDelta, second: RowDelta) -> RowDelta:
         first.calls + second.calls,
         second.stop_string,
         first.spellings + second.spellings,
+        first.reasoning_tokens + second.reasoning_tokens,
     )

@@ -24,8 +24,9 @@ void copy_text(char (&into)[Size], const std::string& text) {
 }
 
 hearth_usage c_usage(const hearth::Usage& usage) {
-  return {usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens,
-          usage.queue_ms,      usage.prefill_ms,        usage.decode_ms};
+  return {usage.prompt_tokens, usage.completion_tokens, usage.reasoning_tokens,
+          usage.cached_tokens, usage.queue_ms,          usage.prefill_ms,
+          usage.decode_ms};
 }
 
 int kind_of(hearth::Kind kind) {

@@ -43,6 +43,7 @@ enum {
 typedef struct hearth_usage {
   int64_t prompt_tokens;
   int64_t completion_tokens;
+  int64_t reasoning_tokens; /* of the completion */
   int64_t cached_tokens;
   double queue_ms;
   double prefill_ms;

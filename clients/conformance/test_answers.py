@@ -188,7 +188,8 @@ def test_everything_of_a_delta_and_of_done_is_told(driver: Driver, peer: Peer) -
     more = [{"index": 0, "arguments": "1}"}]
     peer.say(t="delta", id=request, seq=1, text="x", tool_calls=more, ended=13)
     peer.say(t="delta", id=request, seq=2, text="🙂", tokens=[5, 6], choice=1)
-    usage = {**USAGE, "cached_tokens": 3, "queue_ms": 0.5, "prefill_ms": 2, "decode_ms": 7.25}
+    times = {"queue_ms": 0.5, "prefill_ms": 2, "decode_ms": 7.25}
+    usage = {**USAGE, "reasoning_tokens": 1, "cached_tokens": 3, **times}
     images = {"count": 1, "tokens": 64, "sizes": [[32, 48]], "decode_ms": 1.5}
     speculation = {"rounds": 2, "drafted": 12, "accepted": 9, "accept_length": 4.5}
     choices = [

@@ -89,6 +89,7 @@ type TokenChance struct {
 type Usage struct {
 	PromptTokens     int     `json:"prompt_tokens"`
 	CompletionTokens int     `json:"completion_tokens"`
+	ReasoningTokens  int     `json:"reasoning_tokens,omitempty"`
 	CachedTokens     int     `json:"cached_tokens,omitempty"`
 	QueueMs          float64 `json:"queue_ms,omitempty"`
 	PrefillMs        float64 `json:"prefill_ms,omitempty"`

@@ -176,6 +176,8 @@ export interface Delta {
 export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
+  /** Of the completion, with the feature `reasoning`. */
+  reasoning_tokens?: number;
   cached_tokens?: number;
   queue_ms?: number;
   prefill_ms?: number;

@@ -201,7 +201,8 @@ class ActorMessageHandler:
             self._state.service_state,
         )
         # The client may learn of an end before the scheduler does.
-        open_now = sum(one.accepted for one in self._tracker.sessions.open_requests)
+        accepted = [one for one in self._tracker.sessions.open_requests if one.accepted]
+        open_now = sum(len(one.replies) - len(one.ended) for one in accepted)
         counted = {"rows": load.rows, "requeued": load.requeued}
         return protocol.StatusReport(
             id=request_id,
@@ -234,6 +235,7 @@ def _count(request: sessions.OpenRequest, row: RowDelta, step: Deltas) -> None:
     if request.completion_tokens == 0:
         request.first_token, request.first_left = step.ended, time.monotonic()
     request.completion_tokens += len(row.tokens)
+    request.reasoning_tokens += row.reasoning_tokens
     request.reply_tokens[row.rid] += len(row.tokens)
     request.last_token = step.ended
     request.detokenize_s += step.detokenize_s

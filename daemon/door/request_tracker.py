@@ -419,6 +419,7 @@ def usage_of(request: OpenRequest) -> Usage:
     return Usage(
         prompt_tokens=request.prompt_tokens,
         completion_tokens=request.completion_tokens,
+        reasoning_tokens=request.reasoning_tokens,
         cached_tokens=request.cached_tokens,
         queue_ms=milliseconds(request.queued_s),
         prefill_ms=milliseconds(request.prefill_s),

@@ -227,7 +227,7 @@ class ClientMessageHandler:
         deadline = None if message.deadline_s is None else now + message.deadline_s
         if message.adapter:
             self._check_adapter(message.adapter)
-        self._check_queue(session, now)
+        self._check_queue(session, message.n, now)
         request = self._sessions.admit(
             session, message.id, "generate", now, deadline, replies=message.n
         )
@@ -248,8 +248,8 @@ class ClientMessageHandler:
             text = f"there is no adapter {name!r} here: {there}"
             raise HearthError("adapter_unknown", text, "adapter")
 
-    def _check_queue(self, session: Session, now: float) -> None:
-        """Raise for a generation that the scheduler would refuse, before anything is encoded.
+    def _check_queue(self, session: Session, replies: int, now: float) -> None:
+        """Raise for what the scheduler would refuse, with all replies, before anything is encoded.
 
         The door counts what is open: as many as there are places run, the others wait.
         """
@@ -257,13 +257,15 @@ class ClientMessageHandler:
         limit = queue.queue_requests
         waiting = max(0, self._sessions.generations - places)
         own = max(0, session.generations - places)
-        if not self._tracker.retry_after.admits(session.number, limit - waiting, now):
+        # Behind an empty queue any number is admitted.
+        free = limit - waiting - (replies - 1 if waiting else 0)
+        if not self._tracker.retry_after.admits(session.number, free, now):
             raise HearthError(
                 "queue_full",
                 f"{waiting} requests wait already, the limit is {limit}: try again later",
                 "queue_requests",
             )
-        if not within_share(own, 1, waiting, limit, queue.client_queue_share):
+        if not within_share(own, replies, waiting, limit, queue.client_queue_share):
             raise HearthError(
                 "too_many_requests",
                 f"{session.generations} requests of this client are open, its share of what may "

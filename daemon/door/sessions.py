@@ -123,6 +123,7 @@ class OpenRequest:
     next_seq: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
     cached_tokens: int = 0
     tokenize_s: float = 0.0
     queued_s: float = 0.0

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf, prod
 from pathlib import Path
 from typing import Protocol
@@ -172,6 +172,9 @@ class Grammars(Protocol):
 
     def ready(self, grammar: str) -> bool:
         """Return False while a grammar is being compiled; raises where it cannot be."""
+
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        """Drop the grammars that wait to be compiled, but for those that are `wanted` still."""
 
 
 class BatchRuntime(Protocol):

@@ -31,7 +31,7 @@ from hearth.runtime.generation.speculative import SpeculativeStrategy
 from hearth.runtime.generation.step_times import StageMetrics, StepTimes
 from hearth.runtime.generation.vanilla import VanillaStrategy
 from hearth.runtime.generation.vision_scheduler import TowerWork, VisionBudget, VisionScheduler
-from hearth.runtime.grammar import GrammarMatcher, require
+from hearth.runtime.grammar import FIELD, GrammarMatcher, require
 from hearth.runtime.images import EmbeddingStore
 from hearth.runtime.known_answer import KnownAnswer
 from hearth.runtime.kv_cache.prefix_cache import PrefixMetrics
@@ -343,7 +343,7 @@ class LLMInferenceRuntime:
         self._runner.get_lora_weights_digest(row.options.adapter)
         check_options(row.options, self.config.output_vocab_size)
         if row.options.grammar:
-            require("grammar")
+            require(FIELD)
 
     def admit(self, rows: Sequence[RowRequest], numbers: Sequence[int] | None = None) -> list[int]:
         """Take rows, which get their places before the next step, and give their numbers.

@@ -7,27 +7,34 @@ of our own.
 
 from hearth.runtime.grammar.checks import (
     MOST_TOOLS,
+    ClientGrammar,
     available,
-    check_lark,
-    check_regex,
     check_schemas,
     json_term,
+    lark_grammar,
+    regex_grammar,
     regex_term,
     require,
+    schema_grammars,
+    try_grammar,
     unforced,
 )
-from hearth.runtime.grammar.compiler import GrammarCompiler, GrammarMatcher
+from hearth.runtime.grammar.compiler import FIELD, GrammarCompiler, GrammarMatcher
 
 __all__ = [
+    "FIELD",
     "MOST_TOOLS",
+    "ClientGrammar",
     "GrammarCompiler",
     "GrammarMatcher",
     "available",
-    "check_lark",
-    "check_regex",
     "check_schemas",
     "json_term",
+    "lark_grammar",
+    "regex_grammar",
     "regex_term",
     "require",
+    "schema_grammars",
+    "try_grammar",
     "unforced",
 ]

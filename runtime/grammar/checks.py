@@ -6,7 +6,7 @@ from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
 from math import isfinite, lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from hearth.runtime.errors import HearthError
@@ -129,11 +129,14 @@ def _is_open(schema: dict[str, Any]) -> bool:
     )
 
 
+# What would end a regex in Lark, and pairs that stay as they are.
+_REGEX_PARTS = re.compile(r"\\.|[\n/]", re.DOTALL)
+_LARK_SPELT = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
+
+
 def regex_term(pattern: str) -> str:
     """Lark term of a regex in the syntax of Rust's `regex`, without look-around."""
-    from llguidance import regex_to_lark  # noqa: PLC0415 - an extra
-
-    return f"/{regex_to_lark(pattern, '')}/"
+    return f"/{_REGEX_PARTS.sub(lambda part: _LARK_SPELT.get(part[0], part[0]), pattern)}/"
 
 
 _UNFORCED = '%llguidance {"no_forcing":true}\n'
@@ -144,14 +147,20 @@ def unforced(grammar: str) -> str:
     return _UNFORCED + grammar
 
 
-def check_schemas(schemas: Mapping[str, Schema]) -> None:
-    """Refuse schemas by field that together are too large, or of which one cannot be enforced.
+class ClientGrammar(NamedTuple):
+    """The grammar of one field of a request, bounded but not compiled."""
 
-    Takes up to half a second, without the lock of the interpreter. Raises `grammar_invalid` with
-    the keyword at fault, and `unsupported_option` without the extra.
+    field: str
+    text: str
+
+
+def schema_grammars(schemas: Mapping[str, Schema]) -> list[ClientGrammar]:
+    """Grammars of schemas by field, to be tried alone; refuses what together is too large.
+
+    Raises `grammar_invalid`, and `unsupported_option` without the extra.
     """
     if not schemas:
-        return
+        return []
     require(next(iter(schemas)))
     if len(schemas) > MOST_TOOLS:
         field = list(schemas)[MOST_TOOLS]
@@ -159,25 +168,30 @@ def check_schemas(schemas: Mapping[str, Schema]) -> None:
     size = _Size()
     for field, schema in schemas.items():
         size.add(schema, field)
+    found: list[ClientGrammar] = []
     for field, schema in schemas.items():
-        _try("start: " + json_term(schema), field)
+        found.append(ClientGrammar(field, "start: " + json_term(schema)))
         if not isinstance(schema, bool) and any("oneOf" in place for place in _places(schema)):
             # Alternatives of closed objects may be apart where those of the schema are not.
-            _try("start: " + _pinned_term(schema), field)
+            found.append(ClientGrammar(field, "start: " + _pinned_term(schema)))
+    return found
 
 
-def check_regex(pattern: str, field: str = "regex") -> None:
-    """Refuse a regex that is too large, matches nothing, or has a syntax of its own."""
+def regex_grammar(pattern: str, field: str) -> ClientGrammar:
+    """Grammar of a regex; refuses what is too large, and a backslash that escapes nothing."""
     require(field)
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise _invalid(_BAD_REGEX, field)
     _check_bytes(pattern, field)
-    _try("start: " + regex_term(pattern), field)
+    term = regex_term(pattern)
+    _check_bytes(term, field)
+    return ClientGrammar(field, "start: " + term)
 
 
-def check_lark(text: str, field: str = "lark") -> None:
-    """Refuse a Lark grammar that is too large, matches nothing, or has errors.
+def lark_grammar(text: str, field: str) -> ClientGrammar:
+    """Grammar of a Lark text; refuses what is too large, and a directive.
 
-    Its `%json` terms are bounded as schemas are. Special tokens are those of the model, which is
-    not known here: a grammar with any is checked when it is compiled.
+    Its `%json` terms are bounded as schemas are.
     """
     require(field)
     _check_bytes(text, field)
@@ -188,7 +202,17 @@ def check_lark(text: str, field: str = "lark") -> None:
     size = _Size()
     for schema in _json_terms(text):
         size.add(schema, field)
-    _try(unforced(text), field)
+    return ClientGrammar(field, unforced(text))
+
+
+def check_schemas(schemas: Mapping[str, Schema]) -> None:
+    """Refuse schemas by field that together are too large, or of which one cannot be enforced.
+
+    Takes up to half a second, without the lock of the interpreter. Raises `grammar_invalid` with
+    the keyword at fault, and `unsupported_option` without the extra.
+    """
+    for grammar in schema_grammars(schemas):
+        try_grammar(grammar)
 
 
 # Of a parser, for one mask, and for its states, which stay in memory as long as the grammar does.
@@ -378,14 +402,19 @@ def _byte_tokenizer() -> "LLTokenizer":
     return LLTokenizer("byte")
 
 
-def _try(grammar: str, field: str) -> None:
-    """Compile a grammar over bytes and make its first mask: only that shows if it matches none."""
+def try_grammar(grammar: ClientGrammar) -> None:
+    """Compile a grammar over bytes and make its first mask: only that shows if it matches none.
+
+    Special tokens are those of the model, which is not known here: a grammar with any is checked
+    when it is compiled for the model. Raises `grammar_invalid`.
+    """
     from llguidance import LLMatcher  # noqa: PLC0415 - an extra
 
-    matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=parser_limits())
+    field, text = grammar
+    matcher = LLMatcher(_byte_tokenizer(), text, log_level=0, limits=parser_limits())
     if re.search(_FOREIGN, matcher.get_error()):
         # Tokens of the model, which bytes have not: all but those can be checked.
-        failed, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+        failed, told = LLMatcher.validate_grammar_with_warnings(text, limits=parser_limits())
         if failed:
             raise _invalid(reason_of(told[0]), field)
     else:
@@ -408,6 +437,7 @@ def check_start(matcher: "LLMatcher", field: str) -> None:
 _FOREIGN = "unknown special token|Token range end too large"
 _NOTHING = "no reply matches it, or none but an empty one"
 _LIMITS = "[Tt]oo (large|big|complex|many)|[Ll]imit|fuel"
+_BAD_REGEX = "a regex or `pattern` has an error"
 _TOO_LARGE = "it is too large to be enforced"
 _REASONS = (
     (_FOREIGN, "it names a token that the model has not"),
@@ -418,7 +448,7 @@ _REASONS = (
     (r"Resource '|Failed to resolve|InvalidUri|invalid reference", "a `$ref` leads nowhere"),
     (r"min/maxProperties only", "`minProperties` needs all `properties` to be required"),
     (r"look-around", "look-around in a regex cannot be enforced"),
-    (r"regex parse error|invalid regex|backreferences", "a regex or `pattern` has an error"),
+    (r"regex parse error|invalid regex|backreferences", _BAD_REGEX),
     (r"required property '(?P<key>[^']{1,80})'", "the `required` property {key} cannot be there"),
     (r"Unsatisfiable schema", "its keywords contradict each other"),
     (_LIMITS, _TOO_LARGE),

@@ -1,7 +1,7 @@
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _WORD_BITS = 32
-_FIELD = "grammar"
+FIELD = "grammar"
+"""The field of errors here: the option that holds what a request asks for in several fields."""
 _DEAD_END = "no token of the model goes on by this grammar"
 _SLOW = "this grammar takes too long to follow"
 _MASK_S, _SPARE_S = 0.01, 0.5
@@ -38,7 +39,7 @@ class _Allowance:
         """Count CPU time of the thread since `began`; raises `grammar_invalid` past the end."""
         self._left = min(_SPARE_S, self._left + given - (time.thread_time() - began))
         if self._left < 0:
-            raise HearthError("grammar_invalid", _SLOW, _FIELD)
+            raise HearthError("grammar_invalid", _SLOW, FIELD)
 
 
 class GrammarMatcher:
@@ -72,7 +73,7 @@ class GrammarMatcher:
             mask[-1] &= np.uint32((1 << rest) - 1)
         # A mask of a matcher that failed is not empty: it allows the end token.
         if self._matcher.is_error() or not mask.any():
-            raise HearthError("grammar_invalid", _DEAD_END, _FIELD)
+            raise HearthError("grammar_invalid", _DEAD_END, FIELD)
         return mask
 
     def tree_masks(self, ids: Sequence[int], parents: Sequence[int]) -> list[NDArray[np.uint32]]:
@@ -111,20 +112,20 @@ class GrammarMatcher:
         else:
             followed = not self.ended and self._matcher.consume_token(token_id)
         if not followed:
-            raise HearthError("grammar_invalid", "this token is not of the grammar", _FIELD)
+            raise HearthError("grammar_invalid", "this token is not of the grammar", FIELD)
         self._allowance.take(began)
 
     def replay(self, token_ids: Sequence[int]) -> None:
         """Follow tokens that a row has had before, none of which has ended it."""
         if token_ids and not self._matcher.consume_tokens(list(token_ids)):
-            raise HearthError("grammar_invalid", "these tokens are not of the grammar", _FIELD)
+            raise HearthError("grammar_invalid", "these tokens are not of the grammar", FIELD)
 
     def rollback(self, tokens: int) -> None:
         """Forget the last accepted tokens."""
         if tokens and self.ended:
             self.ended, tokens = False, tokens - 1
         if tokens and not self._matcher.rollback(tokens):
-            raise HearthError("grammar_invalid", "these tokens cannot be taken back", _FIELD)
+            raise HearthError("grammar_invalid", "these tokens cannot be taken back", FIELD)
 
     def fork(self) -> "GrammarMatcher":
         """Return a matcher of its own in the same state; they share the time that they may take."""
@@ -175,6 +176,13 @@ class GrammarCompiler:
             job.add_done_callback(self._tell)
         return False
 
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        """Drop the grammars that wait for the compiler, but for those that are `wanted` still."""
+        if self._pending:
+            unwanted = self._pending.keys() - set(wanted)
+            for text in [text for text in unwanted if self._pending[text].cancel()]:
+                del self._pending[text]
+
     def matcher(self, grammar: str, token_ids: Sequence[int] = ()) -> GrammarMatcher:
         """Return a matcher behind tokens that it has allowed before; it waits for the compiler.
 
@@ -210,7 +218,7 @@ class GrammarCompiler:
         else:
             # Whatever a grammar does to its compiler, its request fails alone.
             what = "the grammar could not be compiled"
-            self._kept[grammar] = HearthError("internal", what, _FIELD)
+            self._kept[grammar] = HearthError("internal", what, FIELD)
         self._bytes += len(grammar)
         while len(self._kept) > _MOST_KEPT or self._bytes > _MOST_BYTES > len(grammar):
             oldest, _ = self._kept.popitem(last=False)
@@ -227,7 +235,7 @@ class GrammarCompiler:
 
         tokenizer = self._known_tokenizer()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
-        check_start(matcher, _FIELD)
+        check_start(matcher, FIELD)
         return matcher
 
     def _known_tokenizer(self) -> "LLTokenizer":
@@ -245,5 +253,5 @@ class GrammarCompiler:
                 found = LLTokenizer(path, n_vocab=self._vocab_size, eos_token=ends)
         except ValueError as error:
             what = "grammars cannot be compiled for this model's tokenizer"
-            raise HearthError("unsupported_option", what, _FIELD) from error
+            raise HearthError("unsupported_option", what, FIELD) from error
         return found

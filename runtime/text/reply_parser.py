@@ -71,6 +71,8 @@ class ReplyParser(Scanner):
         # Text from here on was neither released nor belongs to a mark or a call.
         self._kept = 0
         self._streaming = False
+        self.reasons = False
+        """True while reasoning is read, its opening mark behind and its closing mark to come."""
         self._heads = self._calls = 0
         self._marks: dict[str, Mark] = {}
         self._reasoning = [self._mark(one) for one in shape.reasoning]
@@ -81,7 +83,10 @@ class ReplyParser(Scanner):
 
     def feed(self, text: str, *, ended: bool = False) -> ReplyPieces:
         """Add text; returns what it releases."""
-        self.text += text
+        # Appended in place, as nothing else holds it: a copy for each token would be quadratic.
+        grown, self.text = self.text, ""
+        grown += text
+        self.text = grown
         self.ended = self.ended or ended
         self._found = ReplyPieces()
         while self._reading is not None:
@@ -154,7 +159,7 @@ class ReplyParser(Scanner):
     def _body(self, ends: Sequence[Mark], *, reasoning: bool) -> Reading[None]:
         """Release reasoning or text up to a mark that ends it, without white space around it."""
         self._kept = self.at
-        began = False
+        self.reasons, began = reasoning, False
         while True:
             found = first_of(ends, self.text, self.at)
             text = self.text[self._kept : found.start]
@@ -168,7 +173,7 @@ class ReplyParser(Scanner):
                 self._found.text += shown
             self.at = found.start
             if found.mark is not None:
-                self.at = found.end
+                self.at, self.reasons = found.end, False
                 yield from self.space()
                 self._kept = self.at
                 return

@@ -52,6 +52,11 @@ class ReplyReader:
         """The stop string that matched, the shortest where several begin there."""
         return self._stop.matched if self._plain is None else self._plain.stop_string
 
+    @property
+    def in_reasoning(self) -> bool:
+        """True where the next token is reasoning, or the mark that ends it."""
+        return self._parser.reasons
+
     def push(self, token_id: int) -> ReplyPieces:
         """Add a token; returns what can be released now."""
         if self._plain is not None:

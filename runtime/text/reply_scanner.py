@@ -178,8 +178,7 @@ class Scanner:
         """The longest text that a pattern of single characters matches: a name, if not given."""
         end = self.at
         while True:
-            match = pattern.match(self.text, end)
-            end = match.end() if match else end
+            end = self._end_of(pattern, end)
             if end < len(self.text) or self.ended:
                 found = self.text[self.at : end]
                 self.at = end
@@ -224,14 +223,13 @@ class Scanner:
     def _json_string(self) -> Reading[None]:
         yield from self.need('"')
         while True:
-            while (match := _PLAIN.match(self.text, self.at)) is not None:
-                self.at = match.end()
-                if self.at < len(self.text):
-                    break
+            while (end := self._end_of(_PLAIN, self.at)) == len(self.text):
+                self.at = end
                 yield from self.more()
+            self.at = end
             if (yield from self.took('"')):
                 return
-            while (match := _ESCAPE.match(self.text, self.at)) is None:
+            while (end := self._end_of(_ESCAPE, self.at)) == self.at:
                 head = self.text[self.at : self.at + _LONGEST_ESCAPE]
                 if (
                     not head.startswith("\\")
@@ -240,7 +238,15 @@ class Scanner:
                 ):
                     raise NotThereError
                 yield from self.more()
-            self.at = match.end()
+            self.at = end
+
+    def _end_of(self, pattern: re.Pattern[str], at: int) -> int:
+        """End of what a pattern matches at a place, which is the place itself where it does not.
+
+        A reader that kept the match while it waits would have all of the text copied.
+        """
+        match = pattern.match(self.text, at)
+        return at if match is None else match.end()
 
     def took(self, text: str) -> Reading[bool]:
         """True if the character `text` comes next; then it is passed."""

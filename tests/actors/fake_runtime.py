@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from pathlib import Path
 
@@ -22,11 +22,15 @@ class FakeGrammars:
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor
         self.compiling: set[str] = set()
+        self.kept: list[set[str]] = []
 
     def ready(self, grammar: str) -> bool:
         if grammar == "bad":
             raise HearthError("grammar_invalid", "it has an error", "grammar")
         return grammar not in self.compiling
+
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        self.kept.append({*wanted})
 
 
 class FakeRuntime:

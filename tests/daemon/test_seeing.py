@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,26 @@ def test_a_picture_is_seen_and_kept_for_when_it_comes_again(client: Client) -> N
     assert (usage.count, usage.cached, usage.tokens) == (2, 1, 48)
     assert usage.sizes == [SEEN] * 2
     assert len(both) == 4
+
+
+def test_several_replies_about_a_picture_take_one_encoding(client: Client) -> None:
+    turn = {"role": "user", "content": ["tell: ", Image(picture(3)), "?"]}
+    draw = partial(client.generate, messages=[turn], max_tokens=4, ignore_eos=True, temperature=1.5)
+    generation = draw(n=3, seed=5)
+    ids: list[list[int]] = [[], [], []]
+    for delta in generation:
+        ids[delta.choice] += delta.tokens
+    done = generation.done
+    assert done is not None
+    assert [(one.reason, one.completion_tokens) for one in done.choices] == [("length", 4)] * 3
+    assert done.usage.completion_tokens == 12
+    assert done.images is not None
+    assert (done.images.count, done.images.cached, done.images.tokens) == (1, 0, PICTURE_TOKENS)
+    for place, tokens in enumerate(ids):
+        alone = draw(seed=5 + place)
+        assert [token for delta in alone for token in delta.tokens] == tokens
+        assert alone.done is not None
+        assert alone.done.usage.prompt_tokens == done.usage.prompt_tokens
 
 
 def test_a_prompt_is_known_as_far_as_its_pictures_are_the_same(client: Client) -> None:

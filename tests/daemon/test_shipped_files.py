@@ -2,7 +2,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from hearth.daemon.shipped_files import EXAMPLE_HOME, home_format
-from hearth.runtime.grammar import check_lark
+from hearth.runtime.grammar import lark_grammar, try_grammar
 
 BYTES = LLTokenizer("byte")
 HOME = 'Devices:\n- lamp "A/1" (light, hall): off\n- front door (lock, hall): unlocked'
@@ -15,7 +15,7 @@ def follows(text: str, home: str = EXAMPLE_HOME) -> bool:
 
 
 def test_the_form_of_the_example_is_one_that_a_daemon_takes() -> None:
-    check_lark(home_format(EXAMPLE_HOME)["grammar"])
+    try_grammar(lark_grammar(home_format(EXAMPLE_HOME)["grammar"], "response_format.grammar"))
 
 
 def test_a_home_without_a_list_has_no_device_to_act_on() -> None:

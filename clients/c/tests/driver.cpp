@@ -30,6 +30,7 @@ void report(const char* event, const std::string& as, const Json& fields) {
 Json usage_of(const hearth_usage& usage) {
   return {{"prompt_tokens", usage.prompt_tokens},
           {"completion_tokens", usage.completion_tokens},
+          {"reasoning_tokens", usage.reasoning_tokens},
           {"cached_tokens", usage.cached_tokens},
           {"queue_ms", usage.queue_ms},
           {"prefill_ms", usage.prefill_ms},

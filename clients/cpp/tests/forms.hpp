@@ -223,6 +223,7 @@ inline Object fields_of(const hearth::Usage& usage) {
   return Writer()
       .always("prompt_tokens", usage.prompt_tokens)
       .always("completion_tokens", usage.completion_tokens)
+      .maybe("reasoning_tokens", usage.reasoning_tokens)
       .maybe("cached_tokens", usage.cached_tokens)
       .maybe("queue_ms", usage.queue_ms)
       .maybe("prefill_ms", usage.prefill_ms)

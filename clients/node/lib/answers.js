@@ -145,7 +145,13 @@ const map = (required, optional = {}) => {
 
 const usage = map(
   { prompt_tokens: integer, completion_tokens: integer },
-  { cached_tokens: integer, queue_ms: number, prefill_ms: number, decode_ms: number },
+  {
+    reasoning_tokens: integer,
+    cached_tokens: integer,
+    queue_ms: number,
+    prefill_ms: number,
+    decode_ms: number,
+  },
 );
 const rounds = { rounds: integer, drafted: integer, accepted: integer, accept_length: number };
 const stage = map({ steps: integer, tokens: integer, seconds: number });

@@ -377,10 +377,14 @@ class Delta(Answer, tag="delta"):
 
 
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Counts in tokens, times in milliseconds; `cached_tokens` of the prompt were not computed."""
+    """Counts in tokens, times in milliseconds; `cached_tokens` of the prompt were not computed.
+
+    `reasoning_tokens` are those of the completion that are reasoning, with the feature.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
     cached_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0

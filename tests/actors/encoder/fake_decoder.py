@@ -10,8 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hearth.actors.encoder.image_decoder import ImageDecodeJob, ImageDecodeResult
-from hearth.actors.encoder.image_decoder_process import serve, settle
+from hearth.actors.encoder.image_decoder import (
+    FAULTS,
+    ImageDecodeJob,
+    ImageDecodeResult,
+    ImageDecodeSettings,
+)
+from hearth.actors.worker_process import serve, settle
 from hearth.runtime.errors import HearthError
 
 PROGRAM = (str(Path(__file__).resolve()),)
@@ -39,4 +44,5 @@ def work(job: ImageDecodeJob) -> ImageDecodeResult:
 
 
 if __name__ == "__main__":
-    serve(settle(sys.argv[1]), work)
+    settings = settle(sys.argv[1], ImageDecodeSettings)
+    serve(settings, ImageDecodeJob, ImageDecodeResult, work, FAULTS)

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hearth.actors import worker_process
 from hearth.actors.arena import Arena, SharedArena
-from hearth.actors.encoder import image_decoder, image_decoder_process
 from hearth.actors.encoder.image_decoder import (
+    FAULTS,
     ImageDecodeJob,
     ImageDecoder,
     ImageDecodeResult,
@@ -158,7 +159,7 @@ def test_a_process_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) 
         decoding.decoder.wait_ready()
     assert caught.value.code == "encoder_failed"
     decoding.close()
-    monkeypatch.setattr(image_decoder, "START_S", 0.1)
+    monkeypatch.setattr(worker_process, "START_S", 0.1)
     decoding = Decoding(("-c", "import time; time.sleep(3600)"))
     with pytest.raises(HearthError) as caught:
         decoding.decoder.wait_ready()
@@ -190,7 +191,7 @@ def test_the_process_ends_with_the_decoder(decoding: Decoding) -> None:
 
 
 def test_the_end_of_an_encoder_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_decoder_process, "_limit_memory", lambda _: None)
+    monkeypatch.setattr(worker_process, "_limit_memory", lambda _: None)
     encoder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     nothing = SharedArena(-1, 0)
     settings = ImageDecodeSettings(
@@ -213,5 +214,5 @@ def test_the_end_of_an_encoder_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) 
         done.append(job.number)
         return ImageDecodeResult(job.number)
 
-    image_decoder_process.serve(settings, work)
+    worker_process.serve(settings, ImageDecodeJob, ImageDecodeResult, work, FAULTS)
     assert done == [1]

@@ -118,6 +118,24 @@ def test_a_row_waits_without_a_place_for_its_grammar_and_keeps_nobody_back(
     os.close(compiled)
 
 
+def test_a_grammar_that_no_row_waits_for_any_more_need_not_be_compiled(
+    harness: Harness, runtime: FakeRuntime
+) -> None:
+    runtime.grammars = FakeGrammars()
+    runtime.grammars.compiling = {"slow"}
+    held = row(7, 2)
+    held[1].options = structs.replace(held[1].options, grammar="slow")
+    harness.offer(held)
+    harness.start()
+    harness.hear_of(harness.seq)
+    assert runtime.grammars.kept == [{"slow"}]
+    harness.mark("cancelled", 7)
+    harness.hear_of(harness.seq)
+    assert runtime.grammars.kept == [{"slow"}, set()]
+    harness.offer(row(8, 2))
+    harness.finish(8)
+
+
 def test_a_row_whose_grammar_cannot_be_compiled_fails_alone(
     harness: Harness, runtime: FakeRuntime
 ) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import random
 
+from msgspec import structs
+
 from hearth.actors.arena import ArenaSlots, slot_bytes
 from hearth.actors.messages import (
     Accepted,
@@ -77,6 +79,27 @@ def test_two_requests_with_one_picture_wait_for_one_piece_of_work() -> None:
     harness.encode(one.number)
     assert [told.rid for told in harness.take(Embedded)] == [1, 2]
     assert set(harness.offered()) == {1, 2}
+
+
+def test_several_replies_about_a_picture_encode_it_once_and_keep_it() -> None:
+    harness = Harness(arenas(embeddings=1))
+    harness.submit(structs.replace(submit_images(1, "cat"), siblings=[2, 3]))
+    (one,) = harness.take(Encode)
+    harness.encode(one.number)
+    slot = harness.offered()[1].images[0].slot
+    # The first one has ended before the others begin, and somebody asks for its room.
+    harness.tell(placed=[1])
+    harness.policy.cancel(1)
+    harness.tell(slot_times={1: 0.0}, finished=[1])
+    harness.submit(submit_images(7, "dog"))
+    assert harness.failed() == [([7], "queue_full", "image_cache_bytes")]
+    rows = harness.offered()
+    assert {rid: row.images[0].slot for rid, row in rows.items()} == {2: slot, 3: slot}
+    assert harness.take(Encode) == []
+    harness.tell(placed=[2, 3])
+    harness.tell(finished=[2, 3])
+    harness.submit(submit_images(8, "dog"))
+    assert len(harness.take(Encode)) == 1
 
 
 def test_work_is_sent_in_the_order_of_the_queue_and_by_turns_of_clients() -> None:

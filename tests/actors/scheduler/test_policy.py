@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from unittest.mock import ANY
 
 import msgspec
 import pytest
 
-from hearth.actors.messages import Failed
+from hearth.actors.messages import Accepted, Failed, Request, RowsCut
 from hearth.actors.scheduler.policy import SchedulerPolicy
 from hearth.actors.settings import PolicySettings
+from hearth.runtime.request import RequestOptions
 from tests.actors.scheduler.simulation import (
     LIMITS,
     SEEN,
@@ -331,6 +333,65 @@ def test_requests_that_are_offered_and_have_no_place_count_as_waiting() -> None:
     assert (load.running, load.places, load.queued, load.queued_tokens) == (1, 1, 2, 5)
     (refused,) = policy.submit(submit(4), 0.0)
     assert getattr(refused, "code", "") == "queue_full"
+
+
+def several(rid: int, *siblings: int, prompt: int = 10) -> Request:
+    options = RequestOptions(max_tokens=16, seed=5)
+    return Request(rid, options, token_ids=[1] * prompt, siblings=[*siblings])
+
+
+def test_a_request_for_several_replies_is_admitted_whole_or_refused_whole() -> None:
+    policy = desk(queue_requests=4, queue_tokens=100)
+    policy.submit(submit(1), 0.0)
+    # None of it waits, though two of its four had found room.
+    assert policy.submit(several(2, 3, 4, 5), 0.0) == [
+        Failed([2, 3, 4, 5], "queue_full", ANY, "queue_requests", 1)
+    ]
+    assert policy.submit(several(2, 3, 4, prompt=31), 0.0) == [
+        Failed([2, 3, 4], "queue_full", ANY, "queue_tokens", 1)
+    ]
+    assert (policy.report(0).queued, policy.report(0).refused) == (1, 2)
+    assert policy.submit(several(2, 3, 4), 0.0) == [Accepted(2, 10, 0.0)]
+    # Those that have not begun have their room already.
+    (refused,) = policy.submit(submit(6), 0.0)
+    assert getattr(refused, "code", "") == "queue_full"
+    assert (policy.report(0).queued, policy.report(0).queued_tokens) == (4, 40)
+    # No request is refused for ever.
+    alone = desk(queue_requests=2, queue_tokens=100)
+    assert alone.submit(several(1, 2, 3, prompt=50), 0.0) == [Accepted(1, 50, 0.0)]
+
+
+def test_further_replies_begin_when_the_first_has_a_token_with_seeds_of_their_own() -> None:
+    policy = SchedulerPolicy(PolicySettings(fill_wait_ms=0.0))
+    policy.executor_ready(ready(LIMITS), 0.0)
+    policy.submit(several(1, 2, 3, 4), 0.0)
+    assert new_rows(policy.tick(0.0)) == [1]
+    policy.update(output(placed=[1]), 0.0)
+    policy.cancel(3)
+    # As the tokenizer does where a stop string has come: its others go on.
+    policy.cancel(1)
+    assert new_rows(policy.tick(0.1)) == []
+    policy.update(output(slot_times={1: 0.0}), 0.2)
+    rows = schedule_of(policy.tick(0.2)).new
+    assert {rid: row.options.seed for rid, row in rows.items()} == {2: 6, 4: 8}
+    assert all(row.token_ids == [1] * 10 for row in rows.values())
+    policy.update(output(finished=[1], placed=[2, 4]), 0.3)
+    policy.update(output(finished=[2, 4]), 0.4)
+    assert (policy.report(0).queued, policy.report(0).running) == (0, 0)
+
+
+def test_further_replies_are_cut_with_the_first() -> None:
+    policy = desk(hold_s=0.5)
+    for request in (several(1, 2), submit(9)):
+        policy.submit(request, 0.0)
+        policy.tick(0.0)
+    policy.update(output(placed=[1]), 0.0)
+    policy.tick(0.6)
+    # Its first token and its preemption are told at once.
+    policy.update(output(preempted={1: [5]}), 0.7)
+    small = msgspec.structs.replace(ONE_ROW, max_total_tokens=20)
+    assert RowsCut([1, 2]) in policy.executor_ready(ready(small, 2), 0.8)
+    assert policy.report(0).queued == 0
 
 
 def test_what_the_next_executor_cannot_hold_ends_with_what_it_has() -> None:

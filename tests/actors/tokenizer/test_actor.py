@@ -27,7 +27,6 @@ from hearth.actors.messages import (
     ExecutorLost,
     Failed,
     Request,
-    RowsCut,
     SchedulerControl,
     SchedulerMessage,
     StepOutput,
@@ -507,44 +506,20 @@ async def test_what_the_prefix_cache_gave_is_told_beside_the_text(tokenizer: Tok
         assert deltas.cached == {1: 32}
 
 
-async def test_further_replies_begin_when_the_first_has_a_token(tokenizer: Tokenizer) -> None:
+async def test_the_text_of_each_of_several_replies_is_open_from_the_start(
+    tokenizer: Tokenizer,
+) -> None:
     a, b = tokenizer.encode("ab")
     async with harness(tokenizer) as made:
         made.mail.post(structs.replace(prepare(1), siblings=[2, 3]))
-        first = await made.scheduler.receive()
-        assert isinstance(first, Request)
-        assert (first.rid, first.siblings) == (1, [])
-        made.mail.post(step([(1, a)]))
-        others = [await made.scheduler.receive() for _ in range(2)]
-        for place, other in enumerate(others, 1):
-            options = structs.replace(first.options, seed=3 + place)
-            assert other == structs.replace(first, rid=1 + place, options=options)
-        assert isinstance(await made.door.receive(), Deltas)
+        submit = await made.scheduler.receive()
+        assert isinstance(submit, Request)
+        assert (submit.rid, submit.siblings) == (1, [2, 3])
         made.mail.post(step([(1, a), (2, b), (3, a)]))
         deltas = await made.door.receive()
         assert isinstance(deltas, Deltas)
         assert [(row.rid, row.text) for row in deltas.rows] == [(1, "a"), (2, "b"), (3, "a")]
-
-
-@pytest.mark.parametrize("end", [Cancel(1), Failed([1], "executor_failed", "it died")])
-async def test_replies_that_have_not_begun_end_with_the_first(
-    tokenizer: Tokenizer, end: Cancel | Failed
-) -> None:
-    async with harness(tokenizer) as made:
-        made.mail.post(structs.replace(prepare(1), siblings=[2]))
-        await made.scheduler.receive()
-        made.mail.post(end)
-        made.mail.post(Convert(9, text="a"))
-        while not isinstance(await made.door.receive(), Converted):
-            pass
-        assert made.actor._siblings == {}
-
-
-async def test_a_first_reply_that_is_cut_lets_the_others_begin(tokenizer: Tokenizer) -> None:
-    async with harness(tokenizer) as made:
-        made.mail.post(structs.replace(prepare(1), siblings=[2]))
-        await made.scheduler.receive()
-        made.mail.post(RowsCut([1]))
-        other = await made.scheduler.receive()
-        assert isinstance(other, Request)
-        assert other.rid == 2
+        # Refused by the scheduler as one.
+        made.mail.post(Failed([1, 2, 3], "queue_full", "full"))
+        assert isinstance(await made.door.receive(), Failed)
+        assert len(made.actor._streams) == 0

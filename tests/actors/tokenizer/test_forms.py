@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from hearth.actors.messages import Failed, Request
 from hearth.runtime.errors import HearthError
-from hearth.runtime.grammar import unforced
+from hearth.runtime.grammar import FIELD, checks, unforced
 from hearth.runtime.text.conversation import Conversation, ResponseFormat, Tool, Turn
 from hearth.runtime.text.tokenizer import Tokenizer
-from tests.actors.tokenizer.test_actor import harness
+from tests.actors.scheduler.simulation import output
+from tests.actors.tokenizer.test_actor import harness, step
 from tests.runtime.text.folders import byte_level, open_tokenizer
 
 pytest.importorskip("llguidance")
@@ -95,6 +97,62 @@ async def test_what_cannot_be_enforced_is_refused_before_it_is_accepted(
     failed = await answer_to(tokenizer, Request(REFUSED, **{"chat": chat(), **asked}))
     assert isinstance(failed, Failed)
     assert (failed.code, failed.field) == ("grammar_invalid", field)
+
+
+async def test_a_schema_that_ends_its_compiler_is_refused_and_the_actor_goes_on(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_MOST_NUMBER", 1 << 63)
+    deadly, fine = ({"const": number} for number in (1 - 2**63, 5))
+    async with harness(tokenizer) as made:
+        made.mail.post(with_schema(REFUSED, deadly))
+        failed = await made.door.receive()
+        made.mail.post(with_schema(1, fine))
+        submit = await made.scheduler.receive()
+    assert isinstance(failed, Failed)
+    assert (failed.code, failed.field) == ("grammar_invalid", "response_format.schema")
+    assert isinstance(submit, Request)
+    assert "%json" in submit.options.grammar
+
+
+def with_schema(rid: int, schema: dict[str, Any]) -> Request:
+    return Request(rid, prompt="x", response_format=ResponseFormat("json_schema", schema=schema))
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"response_format": ResponseFormat("json_object")}, "response_format"),
+        (
+            {"response_format": ResponseFormat("json_schema", schema=OBJECT)},
+            "response_format.schema",
+        ),
+        ({"response_format": ResponseFormat("regex", grammar="a")}, "response_format.regex"),
+        (
+            {
+                "chat": chat(Tool("f", parameters=OBJECT, strict=True)),
+                "response_format": ResponseFormat("lark", grammar='start: "a"'),
+            },
+            "response_format.grammar",
+        ),
+        ({"chat": chat(Tool("g"), Tool("f"), tool_choice="=f")}, "tools[1].parameters"),
+    ],
+)
+async def test_what_fails_later_is_told_by_the_clients_own_field(
+    tokenizer: Tokenizer, asked: dict[str, Any], field: str
+) -> None:
+    failures = [Failed([1], "grammar_invalid", "the executor's words", FIELD)]
+    async with harness(tokenizer) as made:
+        for rid in (1, 3):
+            made.mail.post(Request(rid, **{"chat": chat(), **asked}))
+            await made.scheduler.receive()
+        made.mail.post(output(failed=failures))
+        failed = await made.door.receive()
+        assert failed == structs.replace(failures[0], field=field)
+        made.mail.post(step([(3, 0)], error="grammar_invalid"))
+        failed = await made.door.receive()
+    assert isinstance(failed, Failed)
+    assert (failed.rids, failed.code, failed.field) == ([3], "grammar_invalid", field)
 
 
 async def test_without_the_extra_each_form_is_refused_by_its_field(

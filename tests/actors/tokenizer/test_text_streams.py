@@ -170,6 +170,9 @@ def test_a_client_reads_what_it_has_named(
     deltas = replied(hermes, chat(features), f"{THOUGHT}ok{CALL}")
     assert "".join(one.text for one in deltas) == text
     assert "".join(one.reasoning for one in deltas) == reasoning
+    # With the marks around it.
+    counted = sum(one.reasoning_tokens for one in deltas)
+    assert counted == (len(hermes.encode(THOUGHT)) if reasoning else 0)
     assert [call.name for one in deltas for call in one.calls if call.name] == calls
     assert deltas[-1].finish == ("tool_calls" if calls else "stop")
 

@@ -179,7 +179,7 @@ class FakeActors:
         rid, tools = message.rid, message.chat.tools if message.chat else []
         name = tools[0].name if tools else "f"
         return [
-            m.RowDelta(rid, "", [1], reasoning="hm"),
+            m.RowDelta(rid, "", [1], reasoning="hm", reasoning_tokens=1),
             m.RowDelta(rid, "ok", [2, 3], calls=[CallPiece(0, "c1", name, '{"a"')]),
             m.RowDelta(
                 rid,

@@ -44,6 +44,8 @@ def test_reasoning_and_calls_come_in_pieces() -> None:
         [{"index": 0, "arguments": ": 1}"}],
     ]
     assert (answers[-1]["reason"], answers[-1]["stop"]) == ("tool_calls", "END")
+    usage = answers[-1]["usage"]
+    assert (usage["reasoning_tokens"], usage["completion_tokens"]) == (1, 4)
 
 
 @pytest.mark.parametrize("prompt", ["calls", "fail"])

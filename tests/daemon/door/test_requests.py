@@ -174,6 +174,17 @@ def test_a_full_queue_refuses_before_anything_is_encoded_and_says_when_to_come()
     assert len(door.actors.prepared) == 4
 
 
+def test_several_replies_find_room_together_or_are_refused_at_once() -> None:
+    with running_door(queue_requests=4) as door, Client(door.path) as client:
+        _held = client.generate("hang", n=2)
+        until(lambda: door.on_loop(lambda: door.door.open_requests) == 1)
+        with Client(door.path) as other:
+            with pytest.raises(QueueFull):
+                other.generate("count", n=3).text()
+            assert other.generate("count", n=2, max_tokens=1).text() == "0 "
+    assert len(door.actors.prepared) == 2
+
+
 def test_one_client_leaves_room_in_the_queue_for_another() -> None:
     with running_door(queue_requests=4) as door, Client(door.path) as client:
         _open = [client.generate("hang") for _ in range(3)]

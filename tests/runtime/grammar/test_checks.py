@@ -16,11 +16,12 @@ from hearth.runtime.grammar.checks import (
     MOST_PROPERTIES,
     MOST_TOOLS,
     Schema,
-    check_lark,
-    check_regex,
     check_schemas,
     json_term,
+    lark_grammar,
+    regex_grammar,
     regex_term,
+    try_grammar,
 )
 
 BYTES = LLTokenizer("byte")
@@ -182,10 +183,19 @@ def test_objects_have_what_they_list_where_they_say_nothing_of_others(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text"), [("a/b", "a/b"), ("a\nb", "a\nb"), (r"\d{2}", "42"), ("é+", "éé")]
+    ("pattern", "text"),
+    [
+        ("a/b", "a/b"),
+        (r"a\/b", "a/b"),
+        ("a\nb", "a\nb"),
+        ("a\\\nb", "a\nb"),
+        (r"\\/", r"\/"),
+        (r"\d{2}", "42"),
+        ("é+", "éé"),
+    ],
 )
 def test_a_regex_is_a_term(pattern: str, text: str) -> None:
-    check_regex(pattern)
+    try_grammar(regex_grammar(pattern, "regex"))
     assert accepts(regex_term(pattern), text)
 
 
@@ -195,13 +205,15 @@ def test_a_regex_is_a_term(pattern: str, text: str) -> None:
         ("", "no reply"),
         ("[", "has an error"),
         ("(?=a)b", "look-around"),
+        ("a\\", "has an error"),
         ("\ud800", "surrogates"),
         ("x" * (MOST_BYTES + 1), "bytes"),
+        ("/" * MOST_BYTES, "bytes"),
     ],
 )
 def test_a_regex_that_cannot_be_enforced_is_refused(pattern: str, named: str) -> None:
     with pytest.raises(HearthError, match=named) as caught:
-        check_regex(pattern)
+        try_grammar(regex_grammar(pattern, "regex"))
     assert (caught.value.code, caught.value.field) == ("grammar_invalid", "regex")
 
 
@@ -216,7 +228,7 @@ def test_a_regex_that_cannot_be_enforced_is_refused(pattern: str, named: str) ->
     ],
 )
 def test_a_lark_grammar_passes_also_with_tokens_of_the_model(text: str) -> None:
-    check_lark(text)
+    try_grammar(lark_grammar(text, "lark"))
 
 
 @pytest.mark.parametrize(
@@ -237,17 +249,17 @@ def test_a_lark_grammar_passes_also_with_tokens_of_the_model(text: str) -> None:
 )
 def test_a_lark_grammar_that_cannot_be_enforced_is_refused(text: str, named: str) -> None:
     with pytest.raises(HearthError, match=named) as caught:
-        check_lark(text)
+        try_grammar(lark_grammar(text, "lark"))
     assert (caught.value.code, caught.value.field) == ("grammar_invalid", "lark")
 
 
 def test_without_the_extra_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda _name: None)
     assert importlib.util.find_spec("llguidance") is not None
-    checked: list[Callable[[], None]] = [
+    checked: list[Callable[[], object]] = [
         partial(check_schemas, {"schema": {}}),
-        partial(check_regex, "a"),
-        partial(check_lark, "start: TEXT"),
+        partial(regex_grammar, "a", "regex"),
+        partial(lark_grammar, "start: TEXT", "lark"),
     ]
     for check in checked:
         with pytest.raises(HearthError, match="pip install 'llguidance") as caught:

@@ -1,8 +1,10 @@
 import itertools
 import json
 import select
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +151,32 @@ def test_the_descriptor_tells_of_a_compiled_grammar(grammars: GrammarCompiler) -
     assert select.select([grammars.descriptor], [], [], 60)[0]
     assert grammars.ready(YES)
     assert not select.select([grammars.descriptor], [], [], 0)[0]
+
+
+def test_what_nobody_wants_any_more_is_not_compiled(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("first", "gone", "wanted")
+    first, gone, wanted = (f'start: "{word}"' for word in words)
+    compiled, begun, go_on = list[str](), threading.Event(), threading.Event()
+    compile_one = grammars._compile
+
+    def compile_slowly(grammar: str) -> Any:
+        compiled.append(grammar)
+        begun.set()
+        assert go_on.wait(60)
+        return compile_one(grammar)
+
+    monkeypatch.setattr(grammars, "_compile", compile_slowly)
+    assert [grammars.ready(text) for text in (first, gone, wanted)] == [False] * 3
+    assert begun.wait(60)
+    # That which is being compiled is not stopped.
+    grammars.keep_only([wanted, "another"])
+    go_on.set()
+    grammars.matcher(wanted)
+    assert compiled == [first, wanted]
+    assert grammars.ready(first)
+    assert not grammars.ready(gone)
 
 
 def test_the_newest_grammars_are_kept(

@@ -1,5 +1,7 @@
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -188,6 +190,35 @@ def test_a_reply_may_end_with_the_last_argument(tokenizer: Tokenizer, name: str)
     reply = spell(shape, CALLS[0]).strip()
     cut = reply.removesuffix(closes) if shape.calls.kind in {"json", "named"} else reply
     assert read_reply(tokenizer, cut, name).calls == CALLS[0]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_reply_grows_without_a_copy_of_it(name: str) -> None:
+    """Where anything else holds the text while it waits, each token copies all of it."""
+    shape = KNOWN_FORMATS[name]
+    parser = ReplyParser(shape, {}, TOOLS, in_reasoning=False)
+    held_once = SimpleNamespace(text="".join("ab"))
+    for character in "".join(shape.reasoning) + "so: " + spell(shape, CALLS[2]) + " end":
+        parser.feed(character)
+        # All Python shares texts of one character.
+        if len(parser.text) > 1:
+            assert sys.getrefcount(parser.text) == sys.getrefcount(held_once.text)
+
+
+@pytest.mark.parametrize(
+    ("opened", "reasoning"), [(False, "<think>ab</think>"), (True, "ab</think>")]
+)
+def test_it_says_which_tokens_are_reasoning(
+    tokenizer: Tokenizer, reasoning: str, *, opened: bool
+) -> None:
+    reader = ReplyReader(tokenizer, KNOWN_FORMATS["hermes"], tools=TOOLS, in_reasoning=opened)
+    states = []
+    for number in tokenizer.encode_piece(reasoning + "c"):
+        reader.push(number)
+        states.append(reader.in_reasoning)
+    start = 0 if opened else len(tokenizer.encode_piece("<think>")) - 1
+    expected = [start <= place < len(states) - 2 for place in range(len(states))]
+    assert states == expected
 
 
 def test_a_stop_string_is_looked_for_in_the_answer_alone(tokenizer: Tokenizer) -> None:

@@ -231,6 +231,7 @@ class FieldReader {
 inline void read(const FieldReader& map, Usage& into) {
   map.required("prompt_tokens", into.prompt_tokens);
   map.required("completion_tokens", into.completion_tokens);
+  map.maybe("reasoning_tokens", into.reasoning_tokens);
   map.maybe("cached_tokens", into.cached_tokens);
   map.maybe("queue_ms", into.queue_ms);
   map.maybe("prefill_ms", into.prefill_ms);

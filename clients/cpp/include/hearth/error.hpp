@@ -10,10 +10,12 @@
 
 namespace hearth {
 
-/// Counts in tokens, times in milliseconds; `cached_tokens` of the prompt were not computed.
+/// Counts in tokens, times in milliseconds; `cached_tokens` of the prompt were not computed,
+/// `reasoning_tokens` of the completion are reasoning.
 struct Usage {
   std::int64_t prompt_tokens = 0;
   std::int64_t completion_tokens = 0;
+  std::int64_t reasoning_tokens = 0;
   std::int64_t cached_tokens = 0;
   double queue_ms = 0;
   double prefill_ms = 0;

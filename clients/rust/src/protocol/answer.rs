@@ -210,6 +210,9 @@ pub struct Usage {
     pub prompt_tokens: u64,
     /// Tokens of the reply, of reasoning and calls too.
     pub completion_tokens: u64,
+    /// Tokens of the reply that are reasoning.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub reasoning_tokens: u64,
     /// Tokens of the prompt that came from the prefix cache.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cached_tokens: u64,

@@ -125,6 +125,7 @@ public final class Answers {
      *
      * @param promptTokens of the prompt
      * @param completionTokens of the reply, reasoning and calls too
+     * @param reasoningTokens of the reply, that are reasoning
      * @param cachedTokens of the prompt, from the prefix cache
      * @param queueMs until it got a place
      * @param prefillMs from there to the first token
@@ -133,6 +134,7 @@ public final class Answers {
     public record Usage(
             long promptTokens,
             long completionTokens,
+            long reasoningTokens,
             long cachedTokens,
             double queueMs,
             double prefillMs,

@@ -207,6 +207,7 @@ final class Reader {
         return new Usage(
                 of.whole("prompt_tokens"),
                 of.whole("completion_tokens"),
+                of.wholeOrZero("reasoning_tokens"),
                 of.wholeOrZero("cached_tokens"),
                 of.numberOrZero("queue_ms"),
                 of.numberOrZero("prefill_ms"),

@@ -466,7 +466,7 @@ final class Session implements Runnable, Zmtp.Listener {
             send(Writer.write("cancel", Map.of("id", exchange.id)).message(), List.of());
             renewed();
         } else if (waiting.remove(exchange)) {
-            Answers.Usage nothing = new Answers.Usage(0, 0, 0, 0, 0, 0);
+            Answers.Usage nothing = new Answers.Usage(0, 0, 0, 0, 0, 0, 0);
             exchange.done(new Answers.Done("cancelled", nothing, null, null, "", List.of()));
         }
     }
