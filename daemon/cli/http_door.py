@@ -12,7 +12,7 @@ from hearth.daemon.cli.errors import Failure
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def http(arguments: tuple[str, ...]) -> None:
-    """Serve OpenAI's API over HTTP, before a running daemon."""
+    """Serve OpenAI's and Ollama's API over HTTP, before a running daemon."""
     # By name: the daemon does not know its clients.
     if find_spec("hearth_http") is None:
         raise Failure("hearth-http is not installed here: it is a wheel of its own, clients/http")

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hearth_client.errors import HearthClientError
+from hearth_http import ollama
 from hearth_http.errors import (
     BAD_REQUEST,
     FORBIDDEN,
@@ -46,8 +47,15 @@ POST: Mapping[str, Handler] = {
     "/v1/chat/completions": chat,
     "/v1/completions": completions,
     "/tokenize": tokenize,
+    "/api/chat": ollama.chat,
+    "/api/generate": ollama.generate,
+    "/api/show": ollama.show,
 }
-GET: Mapping[str, Handler] = {"/v1/models": models}
+GET: Mapping[str, Handler] = {
+    "/v1/models": models,
+    "/api/tags": ollama.tags,
+    "/api/version": ollama.version,
+}
 
 
 @dataclass

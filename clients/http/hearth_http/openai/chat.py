@@ -74,7 +74,9 @@ def asked_of(fields: Fields, served: str) -> Asked:
     if not isinstance(variables, dict):
         raise invalid("chat_template_kwargs", "must be an object")
     effort = fields.text("reasoning_effort")
-    if effort is not None:
+    if effort == "none":
+        options["reasoning_budget"] = 0
+    elif effort is not None:
         names.insert(0, (r"^template\.reasoning_effort", "reasoning_effort"))
         variables = {**variables, "reasoning_effort": effort}
     if variables:

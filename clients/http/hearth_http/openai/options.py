@@ -51,10 +51,9 @@ def sampling(fields: Fields) -> dict[str, Any]:
 
 def model(fields: Fields, served: str) -> dict[str, Any]:
     """The adapter that `model` names; none for the served model itself, or where it is left out."""
-    name = fields.text("model")
     # Ollama's names end with a tag.
-    known = {None, "", served, f"{served}:latest"}
-    return {} if name in known else {"adapter": name}
+    name = (fields.text("model") or served).removesuffix(":latest")
+    return {} if name == served else {"adapter": name}
 
 
 def _token(bias: Fields, name: str) -> int:
