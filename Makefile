@@ -5,8 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-MANIFESTS := pyproject.toml clients/python/pyproject.toml
-CODE := src runtime actors daemon bench clients/python clients/ros clients/conformance models tests tools
+MANIFESTS := pyproject.toml clients/python/pyproject.toml clients/http/pyproject.toml
+CODE := src runtime actors daemon bench clients/python clients/http clients/ros clients/conformance models tests tools
 TESTS ?= tests
 JOBS ?= 2
 
@@ -54,10 +54,10 @@ bench: $(VENV)/.env ## what the daemon adds to a token, and how it holds under l
 
 # From nothing: what setuptools left of an earlier build would go into the wheel. The time of the
 # commit is that of the files in it, so that two builds of one commit are equal.
-release: $(VENV)/bin/python ## both wheels and their digests, in dist
-	rm -rf build clients/python/build dist
+release: $(VENV)/bin/python ## all wheels and their digests, in dist
+	rm -rf build clients/python/build clients/http/build dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 315532800) \
-	  $(PIP) wheel --no-deps --wheel-dir dist . clients/python
+	  $(PIP) wheel --no-deps --wheel-dir dist . clients/python clients/http
 	cd dist && sha256sum *.whl | tee SHA256SUMS
 
 arm64: ## the wheels, the demo and a part of the suite on an emulated Debian for arm64, as root
@@ -65,7 +65,7 @@ arm64: ## the wheels, the demo and a part of the suite on an emulated Debian for
 
 clean: ## remove the environment and what was built here
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf *.egg-info clients/python/*.egg-info
+	rm -rf *.egg-info clients/python/*.egg-info clients/http/*.egg-info
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
 
 # A venv without pip is what Debian leaves when python3-venv is missing, so look for ensurepip.
@@ -88,7 +88,7 @@ $(VENV)/.env: $(VENV)/bin/python $(MANIFESTS)
 
 $(VENV)/.dev: $(VENV)/.env
 	@echo "installing the tools for lint and test"
-	@$(PIP) install -e clients/python -e '.[dev]'
+	@$(PIP) install -e clients/python -e clients/http -e '.[dev]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.env

@@ -13,6 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "daemon": {"runtime", "actors", "hearth_client"},
     "bench": {"runtime", "actors", "daemon", "hearth_client"},
     "hearth_client": set(),
+    "hearth_http": {"hearth_client"},
 }
 ROOMS = {*MAY_IMPORT, "models", "tests", "tools"}
 INSTALLED = {"actors", "bench", "daemon", "runtime"}

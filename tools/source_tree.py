@@ -37,7 +37,7 @@ class SourceFile:
     def module(self) -> str:
         """Name without `hearth.`, under which other files import it."""
         name = ".".join(self.path.with_suffix("").parts)
-        for prefix in ("clients.python.", "src.", "hearth."):
+        for prefix in ("clients.python.", "clients.http.", "src.", "hearth."):
             name = name.removeprefix(prefix)
         return name.removesuffix(".__init__")
 

@@ -109,6 +109,7 @@ _COMMANDS = {
     "keys": LazyCommand(
         "hearth.daemon.cli.keys:keys", "Keep the keys of clients that come by TCP."
     ),
+    "http": LazyCommand("hearth.daemon.cli.http_door:http", "Serve OpenAI's and Ollama's API."),
     "demo": LazyCommand("hearth.daemon.demo.show:demo", "Start, ask two questions at once, stop."),
     "bench": LazyCommand("hearth.bench.__main__:bench", "Measure speed and memory here."),
 }

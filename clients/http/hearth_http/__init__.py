@@ -1,0 +1,1 @@
+"""OpenAI's and Ollama's API over HTTP, before a Hearth daemon."""
