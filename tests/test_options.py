@@ -40,7 +40,7 @@ OTHERS = {
         "runtime/text/reply_grammar.py",
     },
     # Each of several replies has one of its own.
-    "seed": {"actors/tokenizer/actor.py"},
+    "seed": {"actors/scheduler/request_state.py"},
     "speculation": {"runtime/generation/deployment.py"},
     "logprobs": {"daemon/door/replies.py"},
 }
