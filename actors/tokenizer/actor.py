@@ -169,6 +169,8 @@ class TokenizerActor:
         self._unsent_failures: deque[Failed] = deque()
         # The current executor, None while there is none, and its last output.
         self._executor: int | None = None
+        # Tokens of the longest prompt, once that is known.
+        self._most_tokens: int | None = None
         self._heard = 0
         self.lost = 0
 
@@ -206,8 +208,9 @@ class TokenizerActor:
                 if self._is_news(message):
                     await self._hear(message)
                     await self._pass_on(message.without_tokens())
-            case ExecutorReady(incarnation):
+            case ExecutorReady(incarnation, limits=limits):
                 self._executor, self._heard = incarnation, 0
+                self._most_tokens = limits.max_prompt_tokens
                 await self._pass_on(message)
             case ExecutorLost():
                 self._executor = None
@@ -323,20 +326,24 @@ class TokenizerActor:
 
     async def _read(self, message: Request | Convert) -> tuple[EncodedPrompt, list[PromptImage]]:
         """The prompt of a request, with its images if it is to be submitted."""
+        asked = isinstance(message, Request)
         text = message.prompt if isinstance(message, Request) else message.text
+        most = self._most_tokens if asked else None
         if text is not None:
-            field = "prompt" if isinstance(message, Request) else "text"
-            encode = partial(self._tokenizer.encode, text, field)
+            field = "prompt" if asked else "text"
+            encode = partial(self._tokenizer.encode, text, field, most)
             return EncodedPrompt(await _run(encode, long=len(text) >= _LONG_TEXT)), []
         conversation, visuals = message.chat or Conversation([]), message.visuals
         turns = conversation.turns
         letters = _letters(conversation)
         long = letters >= _LONG_TEXT or has_tools(conversation)
         if not visuals and not any(turn.parts for turn in turns):
-            return await _run(lambda: self._tokenizer.encode_chat(conversation), long=long), []
+            return await _run(
+                lambda: self._tokenizer.encode_chat(conversation, most), long=long
+            ), []
         if (images := self._images) is None:
             raise HearthError(TEXT_ONLY.code, TEXT_ONLY.message, TEXT_ONLY.field)
-        prompt = await _run(lambda: images.encode(conversation, visuals), long=long)
+        prompt = await _run(lambda: images.encode(conversation, visuals, most), long=long)
         if isinstance(message, Convert):
             return prompt.encoded, []
         digested = _size(message) - letters

@@ -39,10 +39,13 @@ class PromptImages:
         self._pictures = pictures
         self._model = hashlib.sha256(msgspec.json.encode((DECODING, config))).digest()
 
-    def encode(self, conversation: Conversation, visuals: Sequence[Visual]) -> MultimodalPrompt:
+    def encode(
+        self, conversation: Conversation, visuals: Sequence[Visual], most: int | None = None
+    ) -> MultimodalPrompt:
         """Render and encode a conversation, with its visuals in their order.
 
-        Raises HearthError, with the field `images[k]` where visual k is at fault.
+        Raises HearthError, with the field `images[k]` where visual k is at fault, and as
+        `Tokenizer.encode_chat`.
         """
         kinds = [
             part.kind for turn in conversation.turns for part in turn.parts if part.kind != "text"
@@ -56,7 +59,7 @@ class PromptImages:
         ]
         layouts = [self._layout(number, one) for number, one in enumerate(vision_inputs)]
         encoded, spans = encode_conversation(
-            self._tokenizer, conversation, vision_inputs, layouts, self._config
+            self._tokenizer, conversation, vision_inputs, layouts, self._config, most=most
         )
         return MultimodalPrompt(encoded, layouts, spans)
 

@@ -140,6 +140,10 @@ class JsonValues:
         """Count the characters of a value, about; raises `invalid_value` where it is none."""
         size, level = 0, [[value]]
         for _ in range(MAX_DEPTH + 1):
+            inner = sum(len(one) for items in level for one in items if type(one) in _NESTED)
+            if inner > self._left:
+                # Before anything is looked at: 80,000 keys hold up other clients.
+                self.take(inner, field)
             size += sum(self._size(items, field) for items in level)
             level = [
                 [*one, *one.values()] if type(one) is dict else one

@@ -42,6 +42,10 @@ _STAND_IN = re.compile("[\ud800-\udfff]")
 # A stand-in within the text of a list or map by `str`, told from a doubled backslash before a u.
 _SPELLED = re.compile(r"\\\\|\\u(d[89a-f][0-9a-f]{2})")
 
+# So many characters of a text, for each token that fits, tell that it is far too long; so many
+# tokens more may come of one that is cut.
+_LETTERS, _CUT = 16, 64
+
 
 class SpecialText:
     """The spellings of tokens, prepared for finding them and their broken-off ends."""
@@ -54,7 +58,8 @@ class SpecialText:
 
     def replace_whole(self, text: str, escape: "MarkerEscape") -> str:
         """`text` with stand-ins for whole tokens."""
-        return self._whole.sub(lambda match: escape.stand_in(match[0]), text)
+        known = escape.stand_ins
+        return self._whole.sub(lambda match: known.get(match[0]) or escape.stand_in(match[0]), text)
 
     def head_at_end(self, text: str) -> int:
         """Characters at the end of `text` that begin a token."""
@@ -80,7 +85,8 @@ class MarkerEscape:
     def __init__(self, markers: SpecialText, special: SpecialText) -> None:
         self._markers = markers
         self._special = special
-        self._stand_ins: dict[str, str] = {}
+        self.stand_ins: dict[str, str] = {}
+        """Stand-ins by the pieces that they stand for."""
         self._pieces: dict[str, str] = {}
 
     def hide(self, text: str, *, own: bool = False) -> str:
@@ -104,14 +110,13 @@ class MarkerEscape:
 
         Where `torn` is given, only those among it are torn.
         """
-
-        def piece(match: re.Match[str]) -> str:
-            whole = self._pieces[match[0]]
-            return (
-                whole if torn is not None and whole not in torn else whole[0] + border + whole[1:]
-            )
-
-        return _STAND_IN.sub(piece, text)
+        spelt = {
+            stand_in: whole
+            if torn is not None and whole not in torn
+            else whole[0] + border + whole[1:]
+            for whole, stand_in in self.stand_ins.items()
+        }
+        return _STAND_IN.sub(lambda match: spelt[match[0]], text)
 
     def shown(self, text: str) -> str:
         """`text` as Python spells it in a list or a map, stand-ins kept."""
@@ -126,15 +131,15 @@ class MarkerEscape:
 
     def stand_in(self, piece: str) -> str:
         """The character that stands for `piece`, the same every time."""
-        if piece not in self._stand_ins:
-            if len(self._stand_ins) == len(_STAND_INS):
+        if piece not in self.stand_ins:
+            if len(self.stand_ins) == len(_STAND_INS):
                 raise HearthError(
                     "invalid_value", "the messages spell too many special tokens", "messages"
                 )
-            character = chr(_STAND_INS[len(self._stand_ins)])
-            self._stand_ins[piece] = character
+            character = chr(_STAND_INS[len(self.stand_ins)])
+            self.stand_ins[piece] = character
             self._pieces[character] = piece
-        return self._stand_ins[piece]
+        return self.stand_ins[piece]
 
 
 def alternatives(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -443,12 +448,13 @@ class Tokenizer:
             return format_by_name(setting or "none")
         return self._probe.find(setting, template)
 
-    def encode(self, text: str, field: str = "prompt") -> list[int]:
+    def encode(self, text: str, field: str = "prompt", most: int | None = None) -> list[int]:
         """Ids of raw text: special tokens are recognised, and tokenizer.json may add some.
 
-        Raises `invalid_value` naming `field` for text that is not valid Unicode.
+        Raises `invalid_value` naming `field` for text that is not valid Unicode, and
+        `prompt_too_long` for text that has far more than `most` tokens.
         """
-        return self._encode(check_text(text, field), special=True, add=True)
+        return self._encode(check_text(text, field), special=True, add=True, most=most)
 
     def encode_piece(self, text: str) -> list[int]:
         """Ids of a piece of a prompt: special tokens are recognised, and none are added."""
@@ -460,14 +466,14 @@ class Tokenizer:
         check_conversation(conversation)
         return self.encode_chat(conversation).ids
 
-    def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
+    def encode_chat(self, conversation: Conversation, most: int | None = None) -> EncodedPrompt:
         """Ids of a conversation that `check_conversation` has passed, ready for the answer.
 
         Markers come from the template alone, which puts one for each part that is no text; what
         turns, tools, names and arguments spell stays text, but for plain ones in text of the
         model's own turns. Raises `unsupported_option` when the model has no chat template or it
-        does not read a variable, with the field, and `invalid_value` when the turns do not fit the
-        template.
+        does not read a variable, with the field, `invalid_value` when the turns do not fit the
+        template, and `prompt_too_long` where they have far more than `most` tokens.
         """
         template = self._template_for(conversation)
         if unread := conversation.variables.keys() - template.variables:
@@ -492,7 +498,8 @@ class Tokenizer:
         )
         for torn in (False, True):
             spelled = self._special.spell(rendered, escape, torn=torn)
-            ids = self._special.real_ids(self._encode(spelled, special=False, add=False), rendered)
+            given = self._encode(spelled, special=False, add=False, most=most)
+            ids = self._special.real_ids(given, rendered)
             if ids is not None:
                 return EncodedPrompt(ids, self._opens_reasoning(rendered))
         raise HearthError(
@@ -548,7 +555,9 @@ class Tokenizer:
         """Return True if an id shows in text: it is not special, and the tokenizer knows it."""
         return token_id < self._size and token_id not in self._special.ids
 
-    def _encode(self, text: str, *, special: bool, add: bool) -> list[int]:
+    def _encode(self, text: str, *, special: bool, add: bool, most: int | None = None) -> list[int]:
+        if most is not None and len(text) > 2 * (size := most * _LETTERS):
+            self._refuse_long(self._encode(text[:size], special=special, add=add), most)
         # The recognition of special tokens is a switch of the whole library object. A batch of
         # one lets other threads run meanwhile, which `encode` does not.
         with self._encoding:
@@ -562,3 +571,13 @@ class Tokenizer:
                 what = "this model's tokenizer fails on this text: leave out white space at markers"
                 raise HearthError("invalid_value", what) from error
         return encoding.ids
+
+    def _refuse_long(self, begins: Sequence[int], most: int) -> None:
+        """Refuse a text by the ids of its beginning, where that has twice as many as fit.
+
+        Tokens of the whole text differ around the cut alone. So the time that a text takes which
+        cannot be served goes by what could be, and not by its length.
+        """
+        if len(begins) > 2 * most + _CUT:
+            what = f"the prompt has more than {most} tokens, as many as are possible: shorten it"
+            raise HearthError("prompt_too_long", what, "prompt")

@@ -161,6 +161,8 @@ def encode_conversation(
     vision_inputs: Sequence[VisionInput],
     layouts: Sequence[ImageLayout],
     config: VisionConfig,
+    *,
+    most: int | None = None,
 ) -> tuple[EncodedPrompt, list[tuple[ImageSpan, ...]]]:
     """Token ids of a conversation and the spans of each of its images and videos.
 
@@ -172,7 +174,7 @@ def encode_conversation(
         turns = [_without_videos(turn, waiting) for turn in conversation.turns]
         conversation = structs.replace(conversation, turns=turns)
     times = [one.times for one in vision_inputs]
-    chat = tokenizer.encode_chat(conversation)
+    chat = tokenizer.encode_chat(conversation, most)
     ids, spans = expand(chat.ids, layouts, config, tokenizer.encode_piece, times)
     return chat._replace(ids=ids), spans
 

@@ -19,11 +19,12 @@ LIBRARY = Path(os.environ.get("HEARTH_LIBRARY", BUILT))
 OK, REQUEST, SERVICE, CONNECTION, USAGE = range(5)
 ACCEPTED, DELTA, DONE, FAILED = range(1, 5)
 PATIENCE_MS = 20000
+_COUNTS = ("prompt_tokens", "completion_tokens", "reasoning", "cached")
 
 
 class Usage(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("prompt_tokens", "completion_tokens", "cached")),
+        *((name, ctypes.c_int64) for name in _COUNTS),
         *((name, ctypes.c_double) for name in ("queue_ms", "prefill_ms", "decode_ms")),
     ]
 

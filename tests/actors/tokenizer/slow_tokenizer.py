@@ -38,11 +38,11 @@ class SlowTokenizer:
         self.started = threading.Event()
         self.thread: int | None = None
 
-    def encode(self, text: str, field: str) -> list[int]:
+    def encode(self, text: str, field: str, most: int | None = None) -> list[int]:
         self.thread = threading.get_ident()
         self.started.set()
         self.go.wait(5)
-        return self.inner.encode(text, field)
+        return self.inner.encode(text, field, most)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

@@ -506,6 +506,24 @@ async def test_what_the_prefix_cache_gave_is_told_beside_the_text(tokenizer: Tok
         assert deltas.cached == {1: 32}
 
 
+async def test_a_prompt_far_beyond_the_executors_limit_is_refused_before_it_is_encoded(
+    tokenizer: Tokenizer,
+) -> None:
+    long = "a " * 20 * LIMITS.max_prompt_tokens
+    chat = Conversation([Turn("user", long)])
+    async with harness(tokenizer) as made:
+        for asked_for in (prepare(1, long), Request(2, chat=chat)):
+            made.mail.post(asked_for)
+            failed = await made.door.receive()
+            assert isinstance(failed, Failed)
+            assert (failed.code, failed.field) == ("prompt_too_long", "prompt")
+        # Who asks for the tokens gets them.
+        made.mail.post(Convert(3, text=long))
+        converted = await made.door.receive()
+        assert isinstance(converted, Converted)
+        assert converted.tokens == tokenizer.encode(long)
+
+
 async def test_the_text_of_each_of_several_replies_is_open_from_the_start(
     tokenizer: Tokenizer,
 ) -> None:

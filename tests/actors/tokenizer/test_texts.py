@@ -33,10 +33,10 @@ class Slow:
         self.started = threading.Event()
         self.encoded = 0
 
-    def encode(self, text: str, field: str) -> list[int]:
-        return self._after(len(text), self.inner.encode(text[:8], field))
+    def encode(self, text: str, field: str, most: int | None = None) -> list[int]:
+        return self._after(len(text), self.inner.encode(text[:8], field, most))
 
-    def encode_chat(self, conversation: Conversation) -> EncodedPrompt:
+    def encode_chat(self, conversation: Conversation, _most: int | None = None) -> EncodedPrompt:
         return self._after(sum(len(one.content) for one in conversation.turns), EncodedPrompt([1]))
 
     def decode(self, ids: list[int], *, skip_special: bool) -> str:

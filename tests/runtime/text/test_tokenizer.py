@@ -1,6 +1,7 @@
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,6 +252,36 @@ def test_a_marker_whose_text_is_normalised_is_guarded_too(tmp_path: Path, role: 
 def test_raw_prompts_recognise_special_tokens(chatml: Tokenizer) -> None:
     assert chatml.encode("<|im_start|>")[0] == 1
     assert chatml.encode("") == []
+
+
+@pytest.mark.parametrize("text", ["so ", "[", "<|im", "é", "\0"])
+def test_what_is_far_too_long_is_refused_by_its_beginning(
+    chatml: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = list[int]()
+    encode = chatml._library.encode_batch_fast
+
+    def noted(texts: list[str], **options: Any) -> Any:
+        encoded.append(len(texts[0]))
+        return encode(texts, **options)
+
+    library = SimpleNamespace(encode_batch_fast=noted)
+    monkeypatch.setattr(chatml, "_library", library)
+    with refused("prompt_too_long", "prompt"):
+        chatml.encode(text * 100_000, most=10)
+    with refused("prompt_too_long", "prompt"):
+        chatml.encode_chat(Conversation([Turn("user", text * 100_000)]), 10)
+    assert max(encoded) == 160
+    # Without a limit, and just above it, all is told.
+    assert len(chatml.encode(text * 1000)) >= 1000
+    assert chatml.encode(text * 20, most=10) == chatml.encode(text * 20)
+
+
+def test_a_cut_through_a_long_token_makes_no_text_too_long(tmp_path: Path) -> None:
+    library = byte_level()
+    library.add_special_tokens(["=" * 50])
+    tokenizer = open_tokenizer(tmp_path, library)
+    assert len(tokenizer.encode("=" * 50 * 8, most=8)) == 8
 
 
 def test_raw_prompts_get_what_the_tokenizer_file_adds_and_chats_do_not(tmp_path: Path) -> None:

@@ -56,10 +56,12 @@ def inject(asked: Path) -> None:
         finally:
             self._engine = engine
 
-    def failing_encode(self: Tokenizer, text: str, field: str = "prompt") -> list[int]:
+    def failing_encode(
+        self: Tokenizer, text: str, field: str = "prompt", most: int | None = None
+    ) -> list[int]:
         if "fault" in text and (asked / "text").exists():
             raise RuntimeError("the bench lets a text fail")
-        return encode(self, text, field)
+        return encode(self, text, field, most)
 
     EngineExecutor.execute = failing_execute  # type: ignore[method-assign]  # what it is for
     EngineExecutor.capture_graph = failing_capture  # type: ignore[method-assign]
