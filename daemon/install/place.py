@@ -48,10 +48,11 @@ def _run(command: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
         raise HearthError("internal", f"{' '.join(command)} does not end") from error
 
 
-UNITS = ("hearth.service", "hearth.socket")
+UNITS = ("hearth.service", "hearth.socket", "hearth-http.service")
 _SYSTEM = {
     "hearth.service": "etc/systemd/system/hearth.service",
     "hearth.socket": "etc/systemd/system/hearth.socket",
+    "hearth-http.service": "etc/systemd/system/hearth-http.service",
     "sysusers.conf": "etc/sysusers.d/hearth.conf",
     "tmpfiles.conf": "etc/tmpfiles.d/hearth.conf",
 }

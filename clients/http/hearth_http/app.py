@@ -1,12 +1,10 @@
 """The application: routes, who may ask, health, figures and the page."""
 
-from __future__ import annotations
-
+import os
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 
 from starlette.applications import Starlette
@@ -18,11 +16,13 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hearth_client import FEATURES, AsyncClient
 from hearth_client.errors import HearthClientError
 from hearth_http import ollama
 from hearth_http.errors import (
     BAD_REQUEST,
     FORBIDDEN,
+    INTERNAL,
     NOT_FOUND,
     UNAUTHORIZED,
     UNAVAILABLE,
@@ -32,9 +32,7 @@ from hearth_http.exchange import Bodies, Call, ClientLeftError
 from hearth_http.fields import Fields, decode
 from hearth_http.keys import Key, key_of
 from hearth_http.openai.chat import chat
-from hearth_http.openai.completions import completions
-from hearth_http.openai.models import models, tokenize
-from hearth_http.sessions import Sessions
+from hearth_http.openai.completions import completions, models, tokenize
 
 _OPEN = {"/", "/health"}
 """Paths that need no key: neither says anything of what was asked."""
@@ -42,6 +40,7 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]*)(:\d{1,5})?", re.IGNORECASE)
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
+_FEATURES = (*FEATURES, "generation_defaults", "token_bytes")
 Handler = Callable[[Call], Awaitable[Response]]
 POST: Mapping[str, Handler] = {
     "/v1/chat/completions": chat,
@@ -92,23 +91,28 @@ class Admission:
         return key
 
 
-@dataclass
-class Figures:
-    """Counts since the start, for Prometheus."""
+class Sessions:
+    """Clients of one daemon, each made when it is first asked for.
 
-    answered: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Answers by path, "other" for unknown ones, and status."""
-    open: int = 0
+    The daemon shares its places by session, so each key has a share of its own.
+    """
 
-    def text(self) -> str:
-        """The counts in Prometheus's format."""
-        lines = ["# TYPE hearth_http_requests_total counter"]
-        lines += [
-            f'hearth_http_requests_total{{path="{path}",status="{status}"}} {count}'
-            for (path, status), count in sorted(self.answered.items())
-        ]
-        lines += ["# TYPE hearth_http_open gauge", f"hearth_http_open {self.open}"]
-        return "\n".join(lines) + "\n"
+    def __init__(self, address: str | os.PathLike[str] | None) -> None:
+        self._address = address
+        self._clients: dict[str, AsyncClient] = {}
+
+    def of(self, key: Key | None) -> AsyncClient:
+        """The client of a key, or of all without one; it connects by itself, also after a loss."""
+        name = key.name if key else ""
+        if name not in self._clients:
+            told = f"hearth-http {name}".strip()
+            self._clients[name] = AsyncClient(self._address, name=told, features=_FEATURES)
+        return self._clients[name]
+
+    async def close(self) -> None:
+        """End all sessions, and with them all that runs."""
+        for client in self._clients.values():
+            await client.close()
 
 
 class Door:
@@ -116,11 +120,12 @@ class Door:
 
     def __init__(self, sessions: Sessions, admission: Admission, bodies: Bodies) -> None:
         self._sessions, self._admission, self._bodies = sessions, admission, bodies
-        self._figures = Figures()
+        self._answered: Counter[tuple[str, int]] = Counter()
+        self._open = 0
         self._paths = {"/", "/health", "/metrics", *POST, *GET}
 
     def app(self) -> ASGIApp:
-        """The application, which closes the sessions at its end."""
+        """The application."""
         routes = [Route(path, self._answering(one), methods=["POST"]) for path, one in POST.items()]
         routes += [Route(path, self._answering(one), methods=["GET"]) for path, one in GET.items()]
         routes += [Route("/", self._page), Route("/health", self._health)]
@@ -135,15 +140,9 @@ class Door:
         app = Starlette(
             routes=routes,
             middleware=[cors] if origins else [],
-            exception_handlers={ApiError: _told, HTTPException: _unrouted},
-            lifespan=self._lifespan,
+            exception_handlers={ApiError: _told, HTTPException: _unrouted, Exception: _broken},
         )
         return self._counting(app)
-
-    @asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
-        yield
-        await self._sessions.close()
 
     def _counting(self, app: ASGIApp) -> ASGIApp:
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,16 +153,16 @@ class Door:
 
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    self._figures.answered[path, message["status"]] += 1
+                    self._answered[path, message["status"]] += 1
                 await send(message)
 
-            self._figures.open += 1
+            self._open += 1
             try:
                 await app(scope, receive, noted)
             except ClientLeftError:
                 pass
             finally:
-                self._figures.open -= 1
+                self._open -= 1
 
         return counted
 
@@ -194,7 +193,12 @@ class Door:
 
     async def _metrics(self, request: Request) -> Response:
         self._admission.check(request)
-        return PlainTextResponse(self._figures.text(), media_type="text/plain; version=0.0.4")
+        name = "hearth_http_requests_total"
+        lines = [f"# TYPE {name} counter"]
+        for (path, status), count in sorted(self._answered.items()):
+            lines.append(f'{name}{{path="{path}",status="{status}"}} {count}')
+        lines += ["# TYPE hearth_http_open gauge", f"hearth_http_open {self._open}", ""]
+        return PlainTextResponse("\n".join(lines), media_type="text/plain; version=0.0.4")
 
 
 def _body(path: str, error: ApiError) -> JSONResponse:
@@ -206,6 +210,11 @@ async def _told(request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
     return _body(request.url.path, error)
+
+
+async def _broken(request: Request, _error: Exception) -> Response:
+    text = "a fault of this server, which its log shows"
+    return _body(request.url.path, ApiError(INTERNAL, "internal", text, again=False))
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:

@@ -1,21 +1,20 @@
 """The command `hearth-http`: serve, and keep keys."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
+import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hearth_client.errors import HearthClientError
-from hearth_http.app import LOCAL_NAMES, Admission, Door
+from hearth_http.app import LOCAL_NAMES, Admission, Door, Sessions
 from hearth_http.exchange import Bodies
 from hearth_http.keys import KeysInvalid, add_key, read_keys, remove_key
-from hearth_http.server import Server, listen_tcp, listen_unix
-from hearth_http.sessions import Sessions
+from hearth_http.server import Server
 
 _FAILED = 1
 _SERVE = "serve"
@@ -110,32 +109,44 @@ def _serve(options: argparse.Namespace) -> None:
     if options.unix is not None:
         # No page reaches a unix socket, whatever name it has.
         admission.hosts = None
-        listener, told = listen_unix(options.unix), f"unix:{options.unix}"
+        listener, told = _listen_unix(options.unix), f"unix:{options.unix}"
     else:
-        listener = listen_tcp(options.host, options.port)
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.create_server((options.host, options.port), family=family)
         names = {options.host.lower(), *(name.lower() for name in options.allow_host)}
         admission.hosts = LOCAL_NAMES | names
         told = _url(listener)
     bodies = Bodies(options.body_mib << 20, 4 * options.body_mib << 20)
-    door = Door(Sessions(options.socket), admission, bodies)
-    server = Server(door.app(), options.connections, options.drain_s)
-    asyncio.run(_run(server, listener, told, admission, options.keys))
+    sessions = Sessions(options.socket)
+    server = Server(Door(sessions, admission, bodies).app(), options.connections, options.drain_s)
 
-
-async def _run(
-    server: Server, listener: socket.socket, told: str, admission: Admission, keys: Path | None
-) -> None:
     def reread() -> None:
-        if keys is None:
-            return
         try:
-            admission.keys = read_keys(keys)
+            admission.keys = options.keys and read_keys(options.keys)
         except KeysInvalid as error:
             # Those from before still hold.
             _fail(str(error))
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
-    await server.run(listener, lambda: print(f"listening at {told}", flush=True))  # noqa: T201 - for who started it
+    async def run() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+        ready = partial(print, f"listening at {told}", flush=True)
+        await server.run(listener, ready, sessions.close)
+
+    asyncio.run(run())
+
+
+def _listen_unix(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o117)
+    try:
+        if path.is_socket():
+            # Left by one that was killed.
+            path.unlink()
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(mask)
+    listener.listen()
+    return listener
 
 
 def _is_local(host: str) -> bool:
@@ -145,7 +156,3 @@ def _is_local(host: str) -> bool:
 def _url(listener: socket.socket) -> str:
     host, port, *_ = listener.getsockname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

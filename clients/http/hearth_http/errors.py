@@ -4,37 +4,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from hearth_client.errors import (
-    AdapterUnknown,
-    CancelledByOperator,
-    ClientClosed,
-    DeadlineExceeded,
-    HearthClientError,
-    MessageTooLarge,
-    NonFinite,
-    QueueFull,
-    RepeatedFailure,
-    RequestRefused,
-    ServerError,
-    TooManyClients,
-    TooManyRequests,
-)
+from hearth_client import errors as client
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE = 400, 401, 403, 404, 413
-_TOO_MANY, INTERNAL, UNAVAILABLE, TIMEOUT = 429, 500, 503, 504
-_STATUS: list[tuple[type[HearthClientError], int]] = [
-    (MessageTooLarge, TOO_LARGE),
-    (RequestRefused, BAD_REQUEST),
-    (QueueFull, _TOO_MANY),
-    (TooManyClients, _TOO_MANY),
-    (TooManyRequests, _TOO_MANY),
-    (DeadlineExceeded, TIMEOUT),
-    (NonFinite, INTERNAL),
-    (ServerError, INTERNAL),
-    (HearthClientError, UNAVAILABLE),
-]
-"""The first one that fits."""
-_NOT_AGAIN = (CancelledByOperator, DeadlineExceeded, NonFinite, RepeatedFailure)
+_TOO_MANY, INTERNAL, UNAVAILABLE = 429, 500, 503
+_STATUS = {
+    "message_too_large": TOO_LARGE,
+    **dict.fromkeys(("queue_full", "too_many_clients", "too_many_requests"), _TOO_MANY),
+    "deadline_exceeded": 504,
+    **dict.fromkeys(("internal", "non_finite"), INTERNAL),
+}
+"""Status of a code; that of others is 400 for a refused request, and 503."""
+_NOT_AGAIN = {"cancelled_by_operator", "deadline_exceeded", "non_finite", "repeated_failure"}
 """Failures that the same request would meet again, or that a person has to look at."""
 _RETRY_S = 1.0
 """Seconds to wait where the daemon names none."""
@@ -98,15 +79,16 @@ def unsupported(field: str, message: str) -> ApiError:
     return ApiError(BAD_REQUEST, "unsupported_option", f"{field} {message}", field)
 
 
-def of_client(error: HearthClientError, renamed: Callable[[str], str]) -> ApiError:
+def of_client(error: client.HearthClientError, renamed: Callable[[str], str]) -> ApiError:
     """The answer for a failure of the client; `renamed` gives the API's name of a field."""
-    if isinstance(error, AdapterUnknown):
+    if isinstance(error, client.AdapterUnknown):
         text = "there is no such model here: GET /v1/models lists them"
         return ApiError(NOT_FOUND, "model_not_found", text, renamed(error.field))
-    if isinstance(error, ClientClosed):
+    if isinstance(error, client.ClientClosed):
         text = "this server stops: try again after its restart"
         return ApiError(UNAVAILABLE, "shutting_down", text, retry_after_s=_RETRY_S)
-    status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    other = BAD_REQUEST if isinstance(error, client.RequestRefused) else UNAVAILABLE
+    status = _STATUS.get(error.code, other)
     after = error.retry_after_s
     if after is None and status in {_TOO_MANY, UNAVAILABLE}:
         after = _RETRY_S
@@ -114,6 +96,6 @@ def of_client(error: HearthClientError, renamed: Callable[[str], str]) -> ApiErr
     message = error.message
     if field != error.field and message.startswith(error.field):
         message = field + message[len(error.field) :]
-    if isinstance(error, _NOT_AGAIN):
+    if error.code in _NOT_AGAIN:
         return ApiError(status, error.code, message, field, again=False)
     return ApiError(status, error.code, message, field, retry_after_s=after)

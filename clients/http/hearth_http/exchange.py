@@ -1,7 +1,5 @@
 """The life of a request: its body, its generation, its answer, and whoever leaves before that."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
@@ -28,7 +26,6 @@ _BODY_S = 30.0
 _TOO_SLOW = 408
 _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 ResultT = TypeVar("ResultT")
-Names = Sequence[tuple[str, str]]
 
 
 class ClientLeftError(Exception):
@@ -107,7 +104,7 @@ class Asked:
     options: dict[str, Any]
     prompt: str | None = None
     turns: Turns | None = None
-    names: Names = ()
+    names: Sequence[tuple[str, str]] = ()
 
     def renamed(self, path: str) -> str:
         """The API's name of a field of Hearth's."""
@@ -115,9 +112,6 @@ class Asked:
             if re.match(pattern, path):
                 return re.sub(pattern, name, path, count=1)
         return path
-
-
-_NOTHING = Asked({})
 
 
 class Running:
@@ -170,14 +164,15 @@ class Call:
     async def unless_left(
         self, work: Coroutine[Any, Any, ResultT], asked: Asked | None = None
     ) -> ResultT:
-        """The result of `work`, which does what is `asked`.
-
-        Raises ApiError where it fails, and ClientLeftError where the program leaves.
-        """
+        """The result of `work`; raises ApiError, and ClientLeftError where the program leaves."""
         try:
             return await _until_left(self.receive, work)
         except HearthClientError as error:
-            raise of_client(error, (asked or _NOTHING).renamed) from error
+            raise of_client(error, (asked or Asked({})).renamed) from error
+
+    async def served(self) -> str:
+        """Name of the model that the daemon serves."""
+        return (await self.unless_left(self.client.connect())).model
 
     async def begin(self, asked: Asked) -> Running:
         """Start a generation and wait for its first delta."""

@@ -42,11 +42,6 @@ class Fields:
         name = name if len(name) <= _MOST_NAME else f"{name[:_MOST_NAME]}..."
         return f"{self._path}.{name}" if self._path else name
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the fields that nobody has taken."""
-        return list(self._left)
-
     def take(self, name: str) -> Any:
         """The value of a field; None where it is not given."""
         return self._left.pop(name, None)
@@ -85,6 +80,13 @@ class Fields:
         """A field that is an object of its own."""
         value = self.take(name)
         return None if value is None else Fields(value, self.at(name))
+
+    def part(self, name: str) -> Fields:
+        """An object that has to be there."""
+        found = self.inner(name)
+        if found is None:
+            raise invalid(self.at(name), "is missing: it must be an object")
+        return found
 
     def some(self, *names: str) -> dict[str, Any]:
         """Values of these fields by name, as far as they are given."""

@@ -1,7 +1,5 @@
 """Ollama's API: chat and generate, and what is served."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -12,7 +10,6 @@ import msgspec
 from starlette.responses import JSONResponse, Response
 
 from hearth_client import Delta, Message, StatusReport, ToolCall, Welcome
-from hearth_client.options import Turns
 from hearth_http.errors import ApiError, invalid
 from hearth_http.exchange import Asked, Call, Running, Stream, Written, written
 from hearth_http.fields import Fields
@@ -44,43 +41,54 @@ Piece = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
 
 async def chat(call: Call) -> Response:
     """`POST /api/chat`."""
-    turns = _turns(call.fields)
-    options = conversation.tools(call.fields)
-    return await _answer(call, _message, options, None, turns)
+    streams = call.fields.flag("stream", default=True)
+    return await _answer(call, chat_of(call.fields, await call.served()), _message, streams=streams)
 
 
 async def generate(call: Call) -> Response:
     """`POST /api/generate`: a prompt as a turn of its own, or with `raw` as it is."""
-    fields = call.fields
+    streams = call.fields.flag("stream", default=True)
+    asked = _prompt_of(call.fields, await call.served())
+    return await _answer(call, asked, _response, streams=streams)
+
+
+def chat_of(fields: Fields, served: str) -> Asked:
+    """The generation that a conversation asks for; without turns there is nothing to do."""
+    turns = _turns(fields)
+    return Asked(conversation.tools(fields) | _options(fields, served), turns=turns, names=_NAMES)
+
+
+def _prompt_of(fields: Fields, served: str) -> Asked:
     prompt, raw = fields.text("prompt") or "", fields.flag("raw")
     user = {"role": "user", "content": prompt, **fields.some("images")}
     system = fields.text("system")
     fields.only("suffix", "")
     fields.only("template", "")
     fields.only("context", [])
+    options = _options(fields, served)
     if raw and (system or "images" in user):
         raise invalid("raw", "goes with a prompt alone, without system and images")
-    turns = [_turn(Fields(user), {}, 0)] if prompt and not raw else []
+    if raw and prompt:
+        return Asked(options, prompt=prompt, names=_NAMES)
+    turns = [_turn(Fields(user), {}, 0)] if prompt else []
     if system and turns:
         turns.insert(0, Message(role="system", content=system))
-    return await _answer(call, _response, {}, prompt if raw else None, turns)
+    return Asked(options, turns=turns, names=_NAMES)
 
 
-async def _answer(
-    call: Call, piece: Piece, options: dict[str, Any], prompt: str | None, turns: Turns
-) -> Response:
-    served = (await call.unless_left(call.client.connect())).model
-    fields = call.fields
-    streams = fields.flag("stream", default=True)
+def _options(fields: Fields, served: str) -> dict[str, Any]:
+    """Options that chat and generate have in common, and the end of the fields."""
     fields.some("keep_alive")
-    options = {**options, **model(fields, served), **_options(fields), **_thinking(fields)}
-    options |= _format(fields)
+    found = model(fields, served) | _sampling(fields) | _thinking(fields) | _format(fields)
     fields.end()
-    head = {"model": options.get("adapter", served)}
-    if not turns and not prompt:
+    return found
+
+
+async def _answer(call: Call, asked: Asked, piece: Piece, *, streams: bool) -> Response:
+    head = {"model": asked.options.get("adapter") or await call.served()}
+    if not asked.turns and not asked.prompt:
         # Nothing but to have the model loaded, as it is.
         return JSONResponse({**_dated(head), **piece("", "", []), **_end("load")})
-    asked = Asked(options, prompt=prompt, turns=None if prompt else turns, names=_NAMES)
     running = await call.begin(asked)
     if streams:
         events = _events(running, head, piece)
@@ -99,7 +107,7 @@ def _turns(fields: Fields) -> list[conversation.Turn]:
 def _turn(turn: Fields, open_calls: dict[str, deque[str]], place: int) -> conversation.Turn:
     """A turn; `open_calls` are ids of calls without a result, by name, which this API has not."""
     text, role = turn.text("content") or "", turn.needed("role")
-    pictures = [conversation.image_of(_text(one, at), at) for at, one in turn.items("images")]
+    pictures = [conversation.image_of(one, at) for at, one in turn.items("images")]
     calls = []
     for at, (path, value) in enumerate(turn.items("tool_calls")):
         calls.append(_call(Fields(value, path), f"call_{place}_{at}"))
@@ -112,7 +120,7 @@ def _turn(turn: Fields, open_calls: dict[str, deque[str]], place: int) -> conver
         "name": turn.text("tool_name"),
     }
     turn.end()
-    if calls and not text and not pictures:
+    if calls and not found["content"]:
         found["content"] = None
     if role == "tool":
         # A result without a name is that of the first call that has none.
@@ -123,17 +131,9 @@ def _turn(turn: Fields, open_calls: dict[str, deque[str]], place: int) -> conver
     return found if pictures else Message(**found)
 
 
-def _text(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise invalid(path, "must be text")
-    return value
-
-
 def _call(call: Fields, call_id: str) -> ToolCall:
     call.some("id", "type")
-    inner = call.inner("function")
-    if inner is None:
-        raise invalid(call.at("function"), "is missing")
+    inner = call.part("function")
     inner.some("index")
     found = ToolCall(id=call_id, name=inner.needed("name"), arguments=inner.take("arguments") or {})
     inner.end()
@@ -141,7 +141,7 @@ def _call(call: Fields, call_id: str) -> ToolCall:
     return found
 
 
-def _options(fields: Fields) -> dict[str, Any]:
+def _sampling(fields: Fields) -> dict[str, Any]:
     options = fields.inner("options")
     if options is None:
         return {}
@@ -151,7 +151,7 @@ def _options(fields: Fields) -> dict[str, Any]:
     found |= {_RENAMED[name]: value for name, value in given.items()}
     options.end()
     # -1 is as many as there is room for.
-    if found.get("max_tokens") in {-1, -2}:
+    if found.get("max_tokens") in [-1, -2]:
         del found["max_tokens"]
     return found
 

@@ -1,24 +1,15 @@
 """The listening socket and its connections, each of them Hypercorn's."""
 
-from __future__ import annotations
-
 import asyncio
-import os
 import signal
 import socket
-import stat
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import cast
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.lifespan import Lifespan
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hearth_http.errors import UNAVAILABLE, ApiError
@@ -28,7 +19,6 @@ _HEADER_S = 5
 """Seconds for the headers of a request, and until the next one of a connection."""
 _READ_S = 60.0
 """Seconds that a program may leave what it was sent unread."""
-
 _LAST_S = 2.0
 """Seconds for the last answers, once nothing runs any more."""
 
@@ -49,16 +39,17 @@ class Server:
         self._config.keep_alive_timeout = _HEADER_S
         self._config.include_server_header = False
 
-    async def run(self, listener: socket.socket, ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM or SIGINT; what is open then has `drain_s` to end."""
+    async def run(
+        self,
+        listener: socket.socket,
+        ready: Callable[[], None],
+        close: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Serve until SIGTERM or SIGINT; what is open then has `drain_s` to end, until `close`."""
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        app = _wrapped(self._app)
-        lifespan = Lifespan(app, self._config, loop, {})
-        living = loop.create_task(lifespan.handle_lifespan())
-        await lifespan.wait_for_startup()
         server = await asyncio.start_server(self._connected, sock=listener)
         ready()
         await stopped.wait()
@@ -67,14 +58,11 @@ class Server:
         await self._context.terminated.set()
         await self._wait(self._drain_s)
         # It ends the sessions, so that what still runs is answered with that.
-        await lifespan.wait_for_shutdown()
+        await close()
         await self._wait(_LAST_S)
         for writer in self._open.values():
             writer.transport.abort()
         await self._wait(_LAST_S)
-        living.cancel()
-        with suppress(asyncio.CancelledError):
-            await living
 
     async def _wait(self, seconds: float) -> None:
         if self._open:
@@ -90,14 +78,9 @@ class Server:
             raise RuntimeError("a connection is served by a task")
         self._open[task] = writer
         task.add_done_callback(self._open.pop)
-        app = _wrapped(_patient(self._app, writer))
+        app = ASGIWrapper(_patient(self._app, writer))  # type: ignore[arg-type] # dicts of other names
         loop = asyncio.get_running_loop()
         await TCPServer(app, loop, self._config, self._context, {}, reader, writer)
-
-
-def _wrapped(app: ASGIApp) -> ASGIWrapper:
-    # Hypercorn and Starlette have types of their own for the same dicts.
-    return ASGIWrapper(cast("ASGIFramework", app))
 
 
 def _busy() -> bytes:
@@ -122,47 +105,3 @@ def _patient(app: ASGIApp, writer: asyncio.StreamWriter) -> ASGIApp:
         await app(scope, receive, sent)
 
     return patient
-
-
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """A listening socket at an address of this machine; raises OSError."""
-    family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def listen_unix(path: Path) -> socket.socket:
-    """A listening socket at a path, of mode 0660; raises OSError where another one listens."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_dead(path)
-        mask = os.umask(0o117)
-        try:
-            listener.bind(os.fspath(path))
-        finally:
-            os.umask(mask)
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _remove_dead(path: Path) -> None:
-    """Remove a socket that nobody listens at."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(None, "there is another file", os.fspath(path))
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(os.fspath(path))
-            except ConnectionRefusedError:
-                path.unlink()

@@ -1,8 +1,7 @@
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -19,7 +18,7 @@ def serving(socket: Path, *flags: str) -> Iterator[str]:
     command = [sys.executable, "-m", "hearth_http", "--socket", str(socket), *flags]
     if "--unix" not in flags:
         command += ["--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as door:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as door:
         assert door.stdout is not None
         try:
             yield door.stdout.readline().removeprefix("listening at ").strip()
@@ -66,5 +65,5 @@ def client(home: str) -> Iterator[openai.OpenAI]:
 @pytest.fixture
 def played(door: str) -> Iterator[openai.OpenAI]:
     """The official client of actors that play by the prompt."""
-    with ExitStack() as stack:
-        yield stack.enter_context(openai_client(door))
+    with openai_client(door) as made:
+        yield made

@@ -61,9 +61,3 @@ def test_flags_that_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(flags)
     assert caught.value.code == 2
-
-
-def test_help_shows_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "--allow-origin" in capsys.readouterr().out

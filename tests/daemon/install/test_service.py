@@ -13,6 +13,7 @@ from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings
 from hearth.daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
 from hearth.daemon.install import service
 from hearth.daemon.install.files import MARK, filled, sources
+from hearth.daemon.install.place import UNITS as SYSTEM_UNITS
 from hearth.daemon.install.place import Place
 from hearth.daemon.install.service import (
     HIDDEN,
@@ -28,6 +29,7 @@ from hearth.runtime.errors import HearthError
 
 HEARTH = Path("/opt/hearth/bin/hearth")
 UNIT = "etc/systemd/system/hearth.service"
+HTTP_UNIT = "etc/systemd/system/hearth-http.service"
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>"${0%/*}/said"
 case "$*" in *is-active* | *reset-failed*) exit 1 ;; esac
@@ -67,6 +69,7 @@ def test_an_image_gets_the_files_and_nothing_else(image: Place, tmp_path: Path) 
     assert set(files) == {
         UNIT,
         "etc/systemd/system/hearth.socket",
+        HTTP_UNIT,
         "etc/sysusers.d/hearth.conf",
         "etc/tmpfiles.d/hearth.conf",
         "etc/hearth/hearth.toml",
@@ -96,7 +99,7 @@ def test_a_second_install_changes_nothing(image: Place) -> None:
 
 def test_a_later_install_brings_the_units_up_to_date(image: Place, tmp_path: Path) -> None:
     install(image, Path("/opt/old/bin/hearth"), jetson=False)
-    assert install(image, HEARTH, jetson=False).written == [tmp_path / UNIT]
+    assert install(image, HEARTH, jetson=False).written == [tmp_path / UNIT, tmp_path / HTTP_UNIT]
 
 
 def test_settings_and_drop_ins_of_the_operator_stay_as_they_are(
@@ -224,7 +227,7 @@ def test_only_root_installs_for_the_system(tmp_path: Path, monkeypatch: pytest.M
 def test_a_user_s_own_service(own: Place, tmp_path: Path) -> None:
     laid = install(own, None, jetson=None)
     units = tmp_path / ".config" / "systemd" / "user"
-    assert sorted(laid.written) == [units / "hearth.service", units / "hearth.socket"]
+    assert sorted(path.name for path in laid.written) == sorted(path.name for path in own.units())
     assert f"ExecStart={own_command()} serve" in (units / "hearth.service").read_text()
     assert (laid.announced, said(own)[0]) == (True, "--user daemon-reload")
     assert laid.next_step == "systemctl --user enable --now hearth.service"
@@ -238,9 +241,9 @@ def test_a_user_s_own_service_is_stopped_and_forgotten(own: Place, tmp_path: Pat
     before = len(said(own))
     uninstall(own, purge=False)
     assert said(own)[before:] == [
-        "--user disable --now hearth.socket hearth.service",
+        "--user disable --now hearth-http.service hearth.socket hearth.service",
         "--user daemon-reload",
-        "--user reset-failed hearth.socket hearth.service",
+        "--user reset-failed hearth-http.service hearth.socket hearth.service",
     ]
     assert cache.is_dir()
     uninstall(own, purge=True)
@@ -253,7 +256,7 @@ def test_a_unit_of_somebody_else_is_not_stopped(own: Place, tmp_path: Path) -> N
     socket = tmp_path / ".config" / "systemd" / "user" / "hearth.socket"
     socket.write_text("[Socket]\n")
     uninstall(own, purge=False)
-    assert "--user disable --now hearth.service" in said(own)
+    assert "--user disable --now hearth-http.service hearth.service" in said(own)
     assert socket.is_file()
 
 
@@ -365,7 +368,7 @@ def test_the_environment_that_runs_is_known() -> None:
     assert [part for part in parts if part.name.startswith("libc.so")]
 
 
-UNITS = ["hearth.service", "hearth.socket", "user/hearth.service", "user/hearth.socket"]
+UNITS = [*SYSTEM_UNITS, *(f"user/{name}" for name in SYSTEM_UNITS)]
 DROP_IN = "jetson.conf"
 JETPACK_6 = 249
 
@@ -376,16 +379,17 @@ JETPACK_6 = 249
 SINCE = {
     230: "After Also CapabilityBoundingSet Description DeviceAllow DevicePolicy DirectoryMode "
     "Environment ExecReload ExecStart Group KillMode LimitNOFILE ListenStream NoNewPrivileges "
-    "NotifyAccess PrivateTmp ProtectHome ProtectSystem RemoveOnStop Requires Restart "
+    "NotifyAccess PrivateDevices PrivateTmp ProtectHome ProtectKernelTunables ProtectSystem "
+    "RemoveOnStop Requires Restart "
     "RestartPreventExitStatus RestartSec RestrictAddressFamilies RuntimeDirectory "
     "RuntimeDirectoryMode SocketGroup SocketMode SocketUser StartLimitBurst StartLimitIntervalSec "
     "SupplementaryGroups SystemCallArchitectures SystemCallErrorNumber SystemCallFilter "
     "TimeoutStartSec TimeoutStopSec Type UMask User WantedBy Wants WatchdogSec",
-    231: "MemoryMax RestrictRealtime",
+    231: "MemoryDenyWriteExecute MemoryMax RestrictRealtime",
     232: "ProtectControlGroups ProtectKernelModules RemoveIPC",
     233: "RestrictNamespaces",
-    235: "CacheDirectory CacheDirectoryMode IPAddressAllow IPAddressDeny LockPersonality "
-    "RuntimeDirectoryPreserve StateDirectory StateDirectoryMode",
+    235: "CacheDirectory CacheDirectoryMode DynamicUser IPAddressAllow IPAddressDeny "
+    "LockPersonality RuntimeDirectoryPreserve StateDirectory StateDirectoryMode",
     242: "ProtectHostname RestrictSUIDSGID",
     243: "OOMPolicy",
     244: "ProtectKernelLogs",
@@ -425,17 +429,17 @@ def test_no_key_is_newer_than_jetpack_6(source: str) -> None:
 
 @needs_systemd
 def test_the_units_of_the_system_are_right(tmp_path: Path) -> None:
-    lay_units(tmp_path, "hearth.service", "hearth.socket")
+    lay_units(tmp_path, *SYSTEM_UNITS)
     (tmp_path / "hearth.service.d").mkdir()
     lay_units(tmp_path / "hearth.service.d", DROP_IN)
-    found = analyze("verify", "./hearth.service", "./hearth.socket", folder=tmp_path)
+    found = analyze("verify", *(f"./{name}" for name in SYSTEM_UNITS), folder=tmp_path)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
 @needs_systemd
 def test_the_units_of_a_user_are_right(tmp_path: Path) -> None:
-    lay_units(tmp_path, "user/hearth.service", "user/hearth.socket")
-    found = analyze("--user", "verify", "./hearth.service", "./hearth.socket", folder=tmp_path)
+    lay_units(tmp_path, *(f"user/{name}" for name in SYSTEM_UNITS))
+    found = analyze("--user", "verify", *(f"./{name}" for name in SYSTEM_UNITS), folder=tmp_path)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
@@ -448,10 +452,13 @@ def test_the_check_itself_finds_what_is_wrong(tmp_path: Path) -> None:
 
 
 @needs_systemd
-def test_the_service_is_closed_as_far_as_cuda_allows(tmp_path: Path) -> None:
-    lay_units(tmp_path, "hearth.service")
-    options = ("--offline=yes", "--threshold=25", "--json=short")
-    found = analyze("security", *options, "./hearth.service", folder=tmp_path)
+@pytest.mark.parametrize(("unit", "most"), [("hearth.service", 25), ("hearth-http.service", 20)])
+def test_the_services_are_closed_as_far_as_cuda_allows(
+    tmp_path: Path, unit: str, most: int
+) -> None:
+    lay_units(tmp_path, unit)
+    options = ("--offline=yes", f"--threshold={most}", "--json=short")
+    found = analyze("security", *options, f"./{unit}", folder=tmp_path)
     rows = [row for row in json.loads(found.stdout) if row["set"] is False]
     assert found.returncode == 0, rows
 

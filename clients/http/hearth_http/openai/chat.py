@@ -1,7 +1,5 @@
 """Chat completions of OpenAI's API."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -25,10 +23,12 @@ from hearth_http.openai.options import (
     usage,
 )
 
+_BEGIN = {"role": "assistant", "content": ""}
+
 
 async def chat(call: Call) -> Response:
     """`POST /v1/chat/completions`."""
-    served = (await call.unless_left(call.client.connect())).model
+    served = await call.served()
     fields = call.fields
     streams = fields.flag("stream")
     counts = counts_at_end(fields, streams=streams)
@@ -40,7 +40,17 @@ async def chat(call: Call) -> Response:
         return Stream(running, _events(running, name, counts), failed, "text/event-stream")
     replies = asked.options.get("n", 1)
     found = await call.unless_left(written(running, replies))
-    return JSONResponse(_completion(running, name, found))
+    choices = [
+        {
+            "index": index,
+            "message": _message(reply),
+            "logprobs": _logprobs(reply.logprobs),
+            "finish_reason": running.reason(index),
+        }
+        for index, reply in enumerate(found)
+    ]
+    head = _head(running, name, "chat.completion")
+    return JSONResponse({**head, "choices": choices, "usage": usage(running.done)})
 
 
 def counts_at_end(fields: Fields, *, streams: bool) -> bool:
@@ -90,22 +100,6 @@ def asked_of(fields: Fields, served: str) -> Asked:
     return Asked(options, turns=conversation.turns(fields), names=names)
 
 
-def _completion(running: Running, name: str, replies: list[Written]) -> dict[str, Any]:
-    return {
-        **_head(running, name, "chat.completion"),
-        "choices": [
-            {
-                "index": index,
-                "message": _message(reply),
-                "logprobs": _logprobs(reply.logprobs),
-                "finish_reason": running.reason(index),
-            }
-            for index, reply in enumerate(replies)
-        ],
-        "usage": usage(running.done),
-    }
-
-
 def _head(running: Running, name: str, kind: str) -> dict[str, Any]:
     own = {"id": f"chatcmpl-{running.id}", "object": kind, "created": running.created}
     return {**own, "model": name, "system_fingerprint": None}
@@ -113,11 +107,8 @@ def _head(running: Running, name: str, kind: str) -> dict[str, Any]:
 
 def _message(reply: Written) -> dict[str, Any]:
     calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for call_id, name, arguments in (
-            (one, name, msgspec.json.encode(given).decode())
-            for one, name, given in reply.whole_calls()
-        )
+        _call(call_id, name, msgspec.json.encode(given).decode())
+        for call_id, name, given in reply.whole_calls()
     ]
     text = "".join(reply.text)
     found: dict[str, Any] = {"role": "assistant", "content": None if calls and not text else text}
@@ -159,16 +150,15 @@ async def _events(running: Running, name: str, counts: bool) -> AsyncGenerator[b
 
     async with aclosing(running.deltas()) as deltas:
         async for delta in deltas:
+            change, logprobs = _change(delta), _logprobs(delta.logprobs)
             if delta.choice not in begun:
                 begun.add(delta.choice)
-                yield chunk(delta.choice, {"role": "assistant", "content": "", "refusal": None})
-            change, logprobs = _change(delta), _logprobs(delta.logprobs)
+                change = {**_BEGIN, **change}
             if change or logprobs:
                 yield chunk(delta.choice, change, logprobs=logprobs)
     done = running.done
     for index in range(max(1, len(done.choices))):
-        role = {} if index in begun else {"role": "assistant", "content": ""}
-        yield chunk(index, role, finish_reason=running.reason(index))
+        yield chunk(index, {} if index in begun else _BEGIN, finish_reason=running.reason(index))
     if counts:
         yield event({**head, "choices": [], "usage": usage(done)})
     yield DONE
@@ -182,14 +172,18 @@ def _change(delta: Delta) -> dict[str, Any]:
         found["reasoning_content"] = delta.reasoning
     if delta.tool_calls:
         found["tool_calls"] = [
-            {
-                "index": piece.index,
-                **({"id": piece.id, "type": "function"} if piece.id else {}),
-                "function": {
-                    **({"name": piece.name} if piece.name else {}),
-                    "arguments": piece.arguments,
-                },
-            }
-            for piece in delta.tool_calls
+            {"index": one.index, **_call(one.id, one.name, one.arguments)}
+            for one in delta.tool_calls
         ]
     return found
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call, or its next piece, which has neither id nor name."""
+    if not call_id:
+        return {"function": {"arguments": arguments}}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }

@@ -1,6 +1,4 @@
-"""Completions of OpenAI's API: a raw prompt, and text that follows it."""
-
-from __future__ import annotations
+"""Completions of OpenAI's API, its models, and tokens as vLLM's server counts them."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,6 +10,7 @@ from hearth_client import TokenLogprob
 from hearth_http.errors import invalid, unsupported
 from hearth_http.exchange import Asked, Call, Running, Stream, written
 from hearth_http.fields import Fields
+from hearth_http.openai import conversation
 from hearth_http.openai.chat import counts_at_end
 from hearth_http.openai.options import (
     DONE,
@@ -30,7 +29,7 @@ _MAX_TOKENS = 16
 
 async def completions(call: Call) -> Response:
     """`POST /v1/completions`."""
-    served = (await call.unless_left(call.client.connect())).model
+    served = await call.served()
     fields = call.fields
     streams = fields.flag("stream")
     counts = counts_at_end(fields, streams=streams)
@@ -94,3 +93,32 @@ def _choice(
             "top_logprobs": [{token_text(d): p for d, p in alternatives(one)} for one in tokens],
         }
     return found
+
+
+async def models(call: Call) -> Response:
+    """`GET /v1/models`: the model, and each adapter as one more."""
+    report = await call.unless_left(call.client.status())
+    names = [report.model, *report.adapters]
+    own = {"object": "model", "created": 0, "owned_by": "hearth"}
+    return JSONResponse({"object": "list", "data": [{"id": name, **own} for name in names]})
+
+
+async def tokenize(call: Call) -> Response:
+    """`POST /tokenize`: ids of `prompt`, or of `messages`."""
+    welcome = await call.unless_left(call.client.connect())
+    fields = call.fields
+    model(fields, welcome.model)
+    prompt = fields.text("prompt")
+    options: dict[str, Any] = {}
+    turns = None
+    if prompt is None:
+        options = conversation.tools(fields)
+        turns = conversation.turns(fields)
+    fields.only("add_special_tokens", False)
+    fields.only("return_token_strs", False)
+    fields.end()
+    asked = Asked(options, prompt, turns, conversation.NAMES)
+    asking = call.client.tokenize(asked.prompt, messages=asked.turns, **asked.options)
+    tokens = await call.unless_left(asking, asked)
+    most = welcome.limits.total_tokens
+    return JSONResponse({"count": len(tokens), "max_model_len": most, "tokens": tokens})

@@ -1,8 +1,5 @@
 """Messages, tools and forms of OpenAI's API, in Hearth's words."""
 
-from __future__ import annotations
-
-import binascii
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -42,7 +39,9 @@ def turns(fields: Fields) -> list[Turn]:
 def _turn(turn: Fields) -> Turn:
     content = turn.take("content")
     if isinstance(content, list):
-        content = [part(Fields(one, f"{turn.at('content')}[{i}]")) for i, one in enumerate(content)]
+        content = [
+            _part(Fields(one, f"{turn.at('content')}[{i}]")) for i, one in enumerate(content)
+        ]
     elif content is not None and not isinstance(content, str):
         raise invalid(turn.at("content"), "must be text or a list of parts")
     calls = [_call(Fields(value, path)) for path, value in turn.items("tool_calls")]
@@ -62,8 +61,7 @@ def _turn(turn: Fields) -> Turn:
     return fields if isinstance(content, list) else Message(**fields)
 
 
-def part(piece: Fields) -> str | Image:
-    """A part of a turn: text, or a picture as data."""
+def _part(piece: Fields) -> str | Image:
     kind = piece.needed("type")
     if kind == "text":
         found: str | Image = piece.needed("text")
@@ -72,7 +70,10 @@ def part(piece: Fields) -> str | Image:
         inner = Fields({"url": picture} if isinstance(picture, str) else picture, piece.at(kind))
         # The daemon shows a picture as large as the model takes it.
         inner.only("detail", "auto", "high")
-        found = image(inner.needed("url"), inner.at("url"))
+        head, _, data = inner.needed("url").partition(",")
+        if not _DATA.fullmatch(head):
+            raise invalid(inner.at("url"), "must be data:image/...;base64,...; none is fetched")
+        found = image_of(data, inner.at("url"))
         inner.end()
     else:
         raise unsupported(piece.at("type"), "may be text or image_url alone")
@@ -80,20 +81,12 @@ def part(piece: Fields) -> str | Image:
     return found
 
 
-def image(url: str, path: str) -> Image:
-    """The picture of a data URL."""
-    head, _, data = url.partition(",")
-    if not _DATA.fullmatch(head):
-        raise invalid(path, "must be data:image/...;base64,...: no address is fetched")
-    return image_of(data, path)
-
-
-def image_of(data: str, path: str) -> Image:
+def image_of(data: Any, path: str) -> Image:
     """The picture of a file in Base64."""
     try:
         return Image(b64decode(data, validate=True))
-    except (binascii.Error, ValueError):
-        raise invalid(path, "is not Base64") from None
+    except (TypeError, ValueError):
+        raise invalid(path, "must be Base64") from None
     except ImageInvalid as error:
         raise ApiError(BAD_REQUEST, error.code, error.message, path) from None
 
@@ -101,9 +94,7 @@ def image_of(data: str, path: str) -> Image:
 def _call(call: Fields) -> ToolCall:
     call.only("type", "function")
     call.some("index")
-    inner = call.inner("function")
-    if inner is None:
-        raise invalid(call.at("function"), "is missing")
+    inner = call.part("function")
     try:
         arguments = _ARGUMENTS.decode(inner.text("arguments") or "{}")
     except (msgspec.DecodeError, RecursionError):
@@ -124,9 +115,7 @@ def tools(fields: Fields) -> dict[str, Any]:
     if isinstance(choice, dict):
         chosen = Fields(choice, fields.at("tool_choice"))
         chosen.only("type", "function")
-        inner = chosen.inner("function")
-        if inner is None:
-            raise invalid(chosen.at("function"), "is missing")
+        inner = chosen.part("function")
         choice = {"name": inner.needed("name")}
         inner.end()
         chosen.end()
@@ -138,23 +127,15 @@ def tools(fields: Fields) -> dict[str, Any]:
 def _tool(tool: Fields) -> Tool:
     if tool.needed("type") != "function":
         raise unsupported(tool.at("type"), "may be function alone")
-    inner = tool.inner("function")
-    if inner is None:
-        raise invalid(tool.at("function"), "is missing")
-    found = tool_of(inner)
-    tool.end()
-    return found
-
-
-def tool_of(fields: Fields) -> Tool:
-    """A function that may be called."""
+    inner = tool.part("function")
     found = Tool(
-        name=fields.needed("name"),
-        description=fields.text("description") or "",
-        parameters=fields.take("parameters") or {},
-        strict=fields.flag("strict"),
+        name=inner.needed("name"),
+        description=inner.text("description") or "",
+        parameters=inner.take("parameters") or {},
+        strict=inner.flag("strict"),
     )
-    fields.end()
+    inner.end()
+    tool.end()
     return found
 
 
@@ -165,24 +146,13 @@ def response_format(fields: Fields) -> dict[str, Any]:
         return {}
     kind = form.needed("type")
     if kind == "json_schema":
-        inner = form.inner(kind)
-        if inner is None:
-            raise invalid(form.at(kind), "is missing")
-        found = schema_of(inner)
+        inner = form.part(kind)
+        # For people; and all forms are strict here.
+        inner.some("name", "description", "strict")
+        found = {"type": kind, **inner.some("schema")}
+        inner.end()
     else:
         # Those that the API has, and Hearth's regex and lark.
         found = {"type": kind, **form.some("regex", "grammar")}
     form.end()
     return {} if kind == "text" else {"response_format": found}
-
-
-def schema_of(fields: Fields) -> dict[str, Any]:
-    """A form by a JSON schema; `name` and `description` are for people, and all are strict."""
-    fields.text("name")
-    fields.text("description")
-    fields.flag("strict")
-    schema = fields.take("schema")
-    if schema is None:
-        raise invalid(fields.at("schema"), "is missing")
-    fields.end()
-    return {"type": "json_schema", "schema": schema}

@@ -43,9 +43,11 @@ def sampling(fields: Fields) -> dict[str, Any]:
     fields.some(*IGNORED)
     fields.only("service_tier", "auto", "default")
     found = fields.some(*_SAME)
-    bias = fields.inner("logit_bias")
-    if bias is not None:
-        found["logit_bias"] = [(_token(bias, name), bias.take(name)) for name in bias.names]
+    bias = fields.take("logit_bias")
+    if isinstance(bias, dict) and all(name.isascii() and name.isdigit() for name in bias):
+        found["logit_bias"] = [(int(name), value) for name, value in bias.items()]
+    elif bias is not None:
+        raise invalid("logit_bias", "must be an object with ids of tokens as its names")
     return found
 
 
@@ -54,12 +56,6 @@ def model(fields: Fields, served: str) -> dict[str, Any]:
     # Ollama's names end with a tag.
     name = (fields.text("model") or served).removesuffix(":latest")
     return {} if name == served else {"adapter": name}
-
-
-def _token(bias: Fields, name: str) -> int:
-    if not (name.isascii() and name.isdigit()):
-        raise invalid(bias.at(name), "must have the id of a token as its name")
-    return int(name)
 
 
 def usage(done: Done) -> dict[str, Any]:
