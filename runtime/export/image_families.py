@@ -1,4 +1,4 @@
-"""The families that take images, as far as their text goes: configuration and tensor names."""
+"""Names of all text architectures; configuration and tensor names of the families that see."""
 
 import re
 from collections.abc import Mapping

@@ -175,7 +175,7 @@ def load_model_config(folder: Path) -> ModelConfig:
     if family is not None:
         return _read_image_model(folder, fields, family)
     architecture = _read_architecture(fields)
-    refuse_unserved(fields, _biases(architecture))
+    refuse_unserved(fields, _own_fields(architecture))
     return read_sizes(fields, architecture, read_end_tokens(folder, fields))
 
 
@@ -241,7 +241,7 @@ def read_sizes(
     heads = fields.size("num_attention_heads")
     hidden = fields.size("hidden_size")
     head_dim = _read_head_dim(fields, architecture, hidden, heads)
-    biased = {name for name in _biases(architecture) if fields.flag(name, default=False)}
+    biased = {name for name in _own_fields(architecture) if fields.flag(name, default=False)}
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.size("vocab_size"),
@@ -268,7 +268,7 @@ def read_sizes(
     return config
 
 
-def _biases(architecture: TextArchitecture) -> tuple[str, ...]:
+def _own_fields(architecture: TextArchitecture) -> tuple[str, ...]:
     """The fields for biases that its class in transformers reads."""
     own = {"llama": ("attention_bias", "mlp_bias"), "qwen3": ("attention_bias",)}
     return own.get(architecture, ())
