@@ -36,7 +36,8 @@ class Channel:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         if keys is not None:
             secure(self._socket, keys)
-        self.refused = self.unmet = False
+        self.refused: bool = False
+        self.unmet: bool = False
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
         )
