@@ -167,9 +167,10 @@ async def test_the_loop_renews_while_tasks_do_other_things(
             assert await generation.text() == ""
 
 
-async def test_nobody_answers() -> None:
+@pytest.mark.parametrize("wait_s", [0.1, -1.0])
+async def test_nobody_answers(wait_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="ha") as folder:
-        client = AsyncClient(Path(folder) / "none.sock", timeout=0.1)
+        client = AsyncClient(Path(folder) / "none.sock", timeout=wait_s)
         with pytest.raises(ConnectionTimeout):
             await client.connect()
         await client.close()

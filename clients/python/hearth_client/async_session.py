@@ -164,7 +164,7 @@ class AsyncSession(Session):
     def _arm(self) -> None:
         due = min(self._connection.renew_at, self._last_answer + self._silence_s)
         wait_s = min(due - self._clock.now(), self._clock.most_s)
-        self._timer = self._loop.call_later(max(wait_s, 0.0), self._tick)
+        self._timer = self._loop.call_later(wait_s, self._tick)
 
     def _tick(self) -> None:
         # Answers that came while the loop was busy elsewhere end the silence.

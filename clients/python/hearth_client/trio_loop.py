@@ -48,12 +48,12 @@ class TrioLoop:
     call_soon_threadsafe = call_soon
 
     def call_later(self, seconds: float, callback: Callback, *args: object) -> trio.CancelScope:
-        """Call back in so many seconds, unless what is returned is cancelled before."""
+        """Call back in so many seconds, or soon; not if what is returned is cancelled before."""
         scope = trio.CancelScope()
 
         async def wait() -> None:
             with scope:
-                await trio.sleep(seconds)
+                await trio.sleep(max(seconds, 0.0))
                 callback(*args)
 
         trio.lowlevel.spawn_system_task(wait, name=callback)
