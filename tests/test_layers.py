@@ -124,7 +124,9 @@ def test_the_runtime_knows_no_sockets_loops_or_processes() -> None:
 def test_the_client_needs_two_packages_only() -> None:
     allowed = {"hearth_client", "msgspec", "typing_extensions", "zmq", *sys.stdlib_module_names}
     for file in files_of("hearth_client"):
-        assert file.rooms <= allowed, file.path
+        # Imported where trio runs alone.
+        given = {"trio"} if file.path.name == "trio_loop.py" else set[str]()
+        assert file.rooms <= allowed | given, file.path
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import asyncio
 import gc
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,7 @@ from hearth_client import (
     InvalidValue,
     async_client,
 )
-from tests.daemon.door.harness import BACKENDS, Harness, running_door, until
-
-
-@pytest.fixture(params=BACKENDS, ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", request.param
+from tests.daemon.door.harness import Harness, running_door, until
 
 
 @pytest.fixture
@@ -91,12 +85,9 @@ async def drop_and_close(client: AsyncClient) -> None:
 
 
 async def time_out(client: AsyncClient) -> None:
-    async def read() -> None:
+    with pytest.raises(TimeoutError), anyio.fail_after(0.05):
         async for _ in await client.generate("hang"):
             pass
-
-    with pytest.raises(asyncio.TimeoutError):
-        await asyncio.wait_for(read(), 0.05)
 
 
 KEPT: list[object] = []
@@ -104,10 +95,10 @@ KEPT: list[object] = []
 
 async def cancel_a_task_that_keeps_it(client: AsyncClient) -> None:
     KEPT.append(generation := await client.generate("hang"))
-    task = asyncio.create_task(generation.text())
-    await client.tokenize("a")
-    task.cancel()
-    await asyncio.wait([task])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(generation.text)
+        await client.tokenize("a")
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -176,9 +167,10 @@ async def test_the_loop_renews_while_tasks_do_other_things(
             assert await generation.text() == ""
 
 
-async def test_nobody_answers() -> None:
+@pytest.mark.parametrize("wait_s", [0.1, -1.0])
+async def test_nobody_answers(wait_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix="ha") as folder:
-        client = AsyncClient(Path(folder) / "none.sock", timeout=0.1)
+        client = AsyncClient(Path(folder) / "none.sock", timeout=wait_s)
         with pytest.raises(ConnectionTimeout):
             await client.connect()
         await client.close()
@@ -208,5 +200,30 @@ async def test_an_interrupted_handshake_leaves_nothing_behind(door: Harness) -> 
             await client.connect()
         assert client._session._channel is None
         await client.close()
-    async with AsyncClient(door.path) as other:
-        assert await asyncio.gather(*[other.tokenize("a") for _ in range(5)]) == [[97]] * 5
+    other, epochs = AsyncClient(door.path), []
+
+    async def connect() -> None:
+        epochs.append((await other.connect()).epoch)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(5):
+            tasks.start_soon(connect)
+    assert len(epochs) == 5
+    assert door.sessions() == 1, "one task opens the session, the others wait"
+    await other.close()
+
+
+def test_what_outlives_its_loop_does_no_harm(
+    door: Harness, anyio_backend: tuple[str, dict[str, Any]]
+) -> None:
+    async def leave() -> tuple[AsyncClient, Coroutine[Any, Any, str]]:
+        client = AsyncClient(door.path)
+        waits = (await client.generate("hang")).text()
+        waits.send(None)
+        return client, waits
+
+    backend, options = anyio_backend
+    client, waits = anyio.run(leave, backend=backend, backend_options=options)
+    waits.close()
+    anyio.run(client.close, backend=backend, backend_options=options)
+    until(lambda: door.sessions() == 0)

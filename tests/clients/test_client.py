@@ -340,7 +340,7 @@ def test_a_closed_client_stays_closed(door: Harness) -> None:
 
 
 FORGOTTEN = """
-import asyncio, gc, sys, warnings
+import anyio, gc, sys, warnings
 from hearth_client import AsyncClient
 
 async def ask():
@@ -348,16 +348,39 @@ async def ask():
     assert await client.tokenize("a") == [97]
 
 warnings.simplefilter("always")
-asyncio.run(ask())
+anyio.run(ask, backend=sys.argv[2])
 gc.collect()
+"""
+# What is registered first comes last.
+LEFT_IN_A_THREAD = """
+import atexit, asyncio, sys, threading
+
+def ask():
+    print(asyncio.run_coroutine_threadsafe(client.tokenize("a"), loop).result(10))
+
+atexit.register(ask)
+from hearth_client import AsyncClient
+
+client, loop = AsyncClient(sys.argv[1]), asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+asyncio.run_coroutine_threadsafe(client.connect(), loop).result(10)
 """
 
 
-def test_a_program_that_forgets_to_close_its_client_ends_and_is_told(door: Harness) -> None:
-    program = [sys.executable, "-c", FORGOTTEN, str(door.path)]
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_program_that_forgets_to_close_its_client_ends_and_is_told(
+    door: Harness, backend: str
+) -> None:
+    program = [sys.executable, "-c", FORGOTTEN, str(door.path), backend]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=20, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "ResourceWarning: a client was not closed" in ended.stderr
+
+
+def test_the_end_of_a_program_leaves_a_client_to_the_thread_that_uses_it(door: Harness) -> None:
+    program = [sys.executable, "-c", LEFT_IN_A_THREAD, str(door.path)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=20, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[97]\n", "")
 
 
 def test_a_second_thread_is_refused_while_the_first_waits(tmp_path: Path) -> None:

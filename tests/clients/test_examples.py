@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import zmq
 from mypy import api
 from structlog.testing import capture_logs
 
+from hearth.actors.arena import Arena
 from hearth.daemon.door.keys import add_client, make_server_keys, read_keys
 from tests.clients.vectors import CLIENTS
 from tests.daemon.door.harness import greet, running_door
@@ -30,6 +32,33 @@ def test_the_client_of_the_readme(
     with running_door(step_s=0.0) as door:
         monkeypatch.setenv("HEARTH_SOCKET", str(door.path))
         exec(compile(program("python/README.md", 0), "README", "exec"), {})  # noqa: S102 - our own page
+    assert "0 1 2 3 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_programs_of_the_front_page(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = program("../README.md", number)
+    given = GIVEN * ("camera_array" in code)
+    seeing: dict[str, Any] = {"images_per_request": 1, "image_bytes": 1 << 10, "image_tokens": 16}
+    with (
+        closing(Arena.create("readme", 1 << 12)) as arena,
+        running_door(step_s=0.0, arena=arena, **seeing) as door,
+    ):
+        monkeypatch.setenv("HEARTH_SOCKET", str(door.path))
+        exec(compile(given + code, "README", "exec"), {})  # noqa: S102 - our own page
+    assert "0 1 2 3 " in capsys.readouterr().out
+
+
+async def test_the_async_program_of_the_client_s_page(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(program("python/README.md", 2), "README", "exec"), names)  # noqa: S102 - our own page
+    with running_door(step_s=0.0) as door:
+        monkeypatch.setenv("HEARTH_SOCKET", str(door.path))
+        await names["tell"]()
     assert "0 1 2 3 " in capsys.readouterr().out
 
 

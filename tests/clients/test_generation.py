@@ -40,7 +40,7 @@ def test_reasoning_and_calls_are_apart_from_the_text(door: Harness) -> None:
         assert client.tokenize(messages=turns, template={"x": 1}) == [*map(ord, "callsok")]
 
 
-async def test_the_same_of_asyncio(door: Harness) -> None:
+async def test_the_same_of_the_async_client(door: Harness) -> None:
     async with AsyncClient(door.path) as client:
         generation = await client.generate("calls")
         assert await generation.message() == TURN

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-import asyncio
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import zmq
 
@@ -30,16 +31,21 @@ def blocking(address: str, **options: Any) -> list[int]:
         return client.tokenize("x")
 
 
-def by_asyncio(address: str, **options: Any) -> list[int]:
-    async def ask() -> list[int]:
-        async with AsyncClient(address, **options) as client:
-            return await client.tokenize("x")
+async def ask_once(address: str, options: Any) -> list[int]:
+    async with AsyncClient(address, **options) as client:
+        return await client.tokenize("x")
 
-    return asyncio.run(ask())
+
+def by_asyncio(address: str, **options: Any) -> list[int]:
+    return anyio.run(ask_once, address, options)
+
+
+def by_trio(address: str, **options: Any) -> list[int]:
+    return anyio.run(ask_once, address, options, backend="trio")
 
 
 Ask = Callable[..., list[int]]
-WAYS: Sequence[Ask] = (blocking, by_asyncio)
+WAYS: Sequence[Ask] = (blocking, by_asyncio, by_trio)
 
 
 @pytest.fixture
@@ -155,6 +161,27 @@ def test_a_channel_holds_a_bounded_number_of_messages(short_folder: Path) -> Non
 def test_a_channel_that_is_forgotten_closes_itself(short_folder: Path) -> None:
     with pytest.warns(ResourceWarning, match="was not closed"):
         Channel(f"ipc://{short_folder}/nobody")
+
+
+def test_the_end_of_the_program_leaves_a_channel_to_its_thread(short_folder: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        channel = pool.submit(Channel, f"ipc://{short_folder}/nobody").result()
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            channel._forgotten()  # As the interpreter calls it at its end.
+        channel.send(b"")
+        channel.close()
+
+
+def test_who_does_not_use_trio_needs_none(door: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "trio")
+    assert by_asyncio(str(door.path)) == [120]
+    assert "trio" not in sys.modules
+
+
+async def test_a_timeout_that_comes_with_the_welcome_is_none(door: Harness) -> None:
+    async with AsyncClient(door.path) as client:
+        client._session._give_up()
+        assert await client.tokenize("a") == [97]
 
 
 def test_a_copy_leaves_the_session_to_its_owner(door: Harness) -> None:

@@ -21,7 +21,7 @@ with running_door(step_s=0.3, lease_s=1.5) as door, Client(door.path, silence_s=
     assert generation.text() == "0 1 2 3 4 5 "
 """
 ASYNC = """
-import asyncio
+import anyio, sys
 from hearth_client import AsyncClient
 from tests.daemon.door.harness import running_door
 
@@ -32,14 +32,15 @@ async def count(path):
         assert await generation.text() == "0 1 2 3 4 5 "
 
 with running_door(step_s=0.3, lease_s=1.5) as door:
-    asyncio.run(count(door.path))
+    anyio.run(count, door.path, backend=sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("program", [BLOCKING, ASYNC], ids=["blocking", "async"])
-def test_a_reply_goes_on_where_it_was(program: str) -> None:
+@pytest.mark.parametrize("backend", [None, "asyncio", "trio"])
+def test_a_reply_goes_on_where_it_was(backend: str | None) -> None:
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", program]
+    program = [ASYNC, backend] if backend else [BLOCKING]
+    command = [sys.executable, "-c", *program]
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "0 \n"

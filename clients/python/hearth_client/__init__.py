@@ -1,4 +1,4 @@
-"""Talk to a Hearth daemon: `Client` blocks, `AsyncClient` is for asyncio."""
+"""Talk to a Hearth daemon: `Client` blocks, `AsyncClient` is for asyncio and trio."""
 
 from hearth_client.address import resolve_address as resolve_address
 from hearth_client.address import socket_path as socket_path

@@ -1,13 +1,12 @@
-"""The asyncio client."""
+"""The client for asyncio and trio."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hearth_client.async_session import AsyncSession
+from hearth_client.async_session import AsyncSession, Timer
 from hearth_client.connection import FEATURES, Connection, ReplyT, reply_of
 from hearth_client.generation import Collected
 from hearth_client.keys import resolve_with_keys
@@ -47,7 +46,7 @@ class AsyncGeneration(Collected[AsyncSession]):
     does it, loses nothing and may go on within a second; then the generation is cancelled.
     """
 
-    _left: asyncio.TimerHandle | None = None
+    _left: Timer | None = None
 
     def __aiter__(self) -> AsyncIterator[Delta]:
         return self
@@ -63,10 +62,8 @@ class AsyncGeneration(Collected[AsyncSession]):
                 raise StopAsyncIteration
             try:
                 await self._session.wait_for(self._exchange)
-            except asyncio.CancelledError:
-                # Not by a callback that holds this object: one that is forgotten ends at once.
-                later = asyncio.get_running_loop().call_later
-                self._left = later(_RETURN_S, self._session.forget, self._exchange)
+            except BaseException:  # Each library has a cancellation of its own.
+                self._left = self._session.forget_later(self._exchange, _RETURN_S)
                 raise
 
     async def text(self) -> str:
@@ -97,7 +94,7 @@ class AsyncGeneration(Collected[AsyncSession]):
 
 
 class AsyncClient:
-    """A session with the daemon for the tasks of one asyncio loop (uvloop included).
+    """A session with the daemon for the tasks of one asyncio loop (uvloop included) or trio run.
 
     The arguments are those of `Client`. The loop itself reads and renews the lease, so a task may
     pause as long as it likes, and a cancelled wait loses nothing; a loop that blocks for longer
@@ -117,6 +114,7 @@ class AsyncClient:
         client_key: str | os.PathLike[str] | None = None,
         server_key: str | None = None,
     ) -> None:
+        self.address: str
         self.address, keys = resolve_with_keys(address, client_key, server_key)
         connection = Connection(
             name, lease_s, silence_s, status_only=status_only, features=features

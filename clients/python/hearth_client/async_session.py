@@ -1,8 +1,10 @@
-"""The asyncio side of a session: the loop reads for it, tasks wait for their requests."""
+"""The side of a session for asyncio and trio: the loop reads, tasks wait for their requests."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
@@ -12,8 +14,29 @@ from hearth_client.pictures import Frame
 from hearth_client.protocol import Request, Welcome
 from hearth_client.session import Session
 
+if TYPE_CHECKING:
+    from hearth_client.trio_loop import TrioFuture, TrioLoop
+
 _BURST = 64
 """Messages taken in before other callbacks of the loop get their turn."""
+_WELCOME = "welcome"
+
+
+class Timer(Protocol):
+    """A call that is due."""
+
+    def cancel(self) -> None:
+        """Call no more."""
+
+
+def _running_loop() -> "asyncio.AbstractEventLoop | TrioLoop":
+    # trio first, as it may be a guest in a loop of asyncio.
+    if "trio" in sys.modules:
+        from hearth_client.trio_loop import TrioLoop  # noqa: PLC0415 - not everybody has trio
+
+        with suppress(RuntimeError):
+            return TrioLoop()
+    return asyncio.get_running_loop()
 
 
 class AsyncSession(Session):
@@ -31,18 +54,24 @@ class AsyncSession(Session):
         silence_s: float,
     ) -> None:
         super().__init__(address, keys, connection, timeout, silence_s)
-        self._opening = asyncio.Lock()
-        self._waiters: dict[str, asyncio.Future[None]] = {}
-        self._welcomed: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opening = False
+        self._waiters: dict[Hashable, asyncio.Future[None] | TrioFuture] = {}
+        # Those of the newest handshake; there is nothing to call before the first.
+        self._loop: asyncio.AbstractEventLoop | TrioLoop
+        self._timer: Timer
 
     async def open(self) -> Welcome:
         """The welcome of the session that is open, or of a new one."""
-        async with self._opening:
-            self._check_not_closed()
-            if self._channel is None:
+        while self._opening:
+            await self._wait(object())
+        self._check_not_closed()
+        if self._channel is None:
+            self._opening = True
+            try:
                 await self._handshake()
+            finally:
+                self._opening = False
+                self._wake(*self._waiters)
         return self._opened()
 
     async def request(
@@ -63,19 +92,21 @@ class AsyncSession(Session):
     async def wait_for(self, exchange: Exchange) -> None:
         """Wait until `exchange` has a delta or has ended; for one task per exchange."""
         while not exchange.deltas and not exchange.ended:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters[exchange.id] = waiter
-            try:
-                await waiter
-            finally:
-                self._waiters.pop(exchange.id, None)
+            await self._wait(exchange.id)
 
     def forget(self, exchange: Exchange) -> None:
         """End a generation without a reader; for finalisers, in any thread."""
-        if not exchange.ended and self._loop is not None:
+        if not exchange.ended:
             # Later, as this may come in the middle of a send; and not in a loop that is closed.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._cancel_forgotten, exchange)
+
+    def forget_later(self, exchange: Exchange, seconds: float) -> Timer | None:
+        """End a generation in so many seconds unless the timer is cancelled before."""
+        # Not by a callback that holds its reader: one that is forgotten ends at once.
+        with suppress(RuntimeError):
+            return self._loop.call_later(seconds, self.forget, exchange)
+        return None  # In a loop that is closed.
 
     def close(self) -> None:
         """End the session; open requests end with ClientClosed."""
@@ -86,42 +117,54 @@ class AsyncSession(Session):
         exchange.deltas.clear()
         self.cancel(exchange)
 
+    async def _wait(self, key: Hashable) -> None:
+        """Wait until `key` is woken, or all are."""
+        self._waiters[key] = waiter = self._loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(key, None)
+
     async def _handshake(self) -> None:
-        self._loop = loop = asyncio.get_running_loop()
-        self._welcomed = loop.create_future()
+        self._loop = loop = _running_loop()
         self._channel = Channel(self._address, self._keys)
+        self._timer = loop.call_later(self._timeout, self._give_up)
         for descriptor in self._channel.descriptors:
             loop.add_reader(descriptor, self._readable)
         self.send(self._connection.hello())
         try:
-            await asyncio.wait_for(self._welcomed, self._timeout)
-        except asyncio.TimeoutError:
-            self._lose(self._no_answer())
+            while self._connection.welcome is None and self._connection.failure is None:
+                await self._wait(_WELCOME)
         except BaseException:
             self._lose(ConnectionLost("the session was not opened"))
             raise
         if self._connection.failure is not None:
             raise self._connection.failure
         self._last_answer = self._clock.now()
+        self._timer.cancel()
         self._arm()
+
+    def _give_up(self) -> None:
+        if self._connection.welcome is None:
+            self._lose(self._no_answer())
 
     def _readable(self) -> None:
         for _ in range(_BURST):
             if not self._take():
                 return
-        asyncio.get_running_loop().call_soon(self._readable)
+        self._loop.call_soon(self._readable)
 
     def _arrived(self, exchange: Exchange | None) -> None:
         super()._arrived(exchange)
         if exchange is not None:
-            self._resolve(self._waiters.get(exchange.id))
+            self._wake(exchange.id)
         elif self._connection.welcome is not None:
-            self._resolve(self._welcomed)
+            self._wake(_WELCOME)
 
     def _arm(self) -> None:
         due = min(self._connection.renew_at, self._last_answer + self._silence_s)
         wait_s = min(due - self._clock.now(), self._clock.most_s)
-        self._timer = asyncio.get_running_loop().call_later(max(wait_s, 0.0), self._tick)
+        self._timer = self._loop.call_later(wait_s, self._tick)
 
     def _tick(self) -> None:
         # Answers that came while the loop was busy elsewhere end the silence.
@@ -139,15 +182,16 @@ class AsyncSession(Session):
             self._arm()
 
     def _lose(self, error: HearthClientError, last: bytes | None = None) -> None:
-        if self._timer is not None:
+        if self._channel is not None:
             self._timer.cancel()
-        for descriptor in self._channel.descriptors if self._channel is not None else ():
-            asyncio.get_running_loop().remove_reader(descriptor)
+            for descriptor in self._channel.descriptors:
+                with suppress(RuntimeError):  # A loop that is closed watches nothing.
+                    self._loop.remove_reader(descriptor)
         super()._lose(error, last)
-        for waiter in [self._welcomed, *self._waiters.values()]:
-            self._resolve(waiter)
+        self._wake(*self._waiters)
 
-    @staticmethod
-    def _resolve(waiter: "asyncio.Future[None] | None") -> None:
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def _wake(self, *keys: Hashable) -> None:
+        for key in keys:
+            waiter = self._waiters.get(key)
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)

@@ -130,7 +130,7 @@ class BlockingSession(Session):
             exchange.deltas.clear()
             message = self._connection.cancel(exchange)
             if message is not None:
-                self._post(message, ())
+                self._post(message)
 
     def _is_a_copy(self) -> bool:
         return self._channel is not None and self._process != os.getpid()

@@ -1,5 +1,6 @@
 """The ZeroMQ side of a client: one DEALER socket, and the events of its disconnection."""
 
+import threading
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -21,8 +22,9 @@ _FAREWELL_MS = 100
 class Channel:
     """A connected DEALER with its own context; owned by one thread.
 
-    Raises NotAllowed for a socket of others. One that is forgotten closes itself: the collector
-    would take the context before its sockets, and ZeroMQ wait for them for ever.
+    Raises NotAllowed for a socket of others. One that is forgotten closes itself, and so does one
+    that is left at the program's end: the collector would take the context before its sockets, and
+    ZeroMQ wait for them for ever.
     """
 
     def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
@@ -34,7 +36,8 @@ class Channel:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         if keys is not None:
             secure(self._socket, keys)
-        self.refused = self.unmet = False
+        self.refused: bool = False
+        self.unmet: bool = False
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_CLOSED
         )
@@ -43,8 +46,10 @@ class Channel:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address)
+        # `finalize` clears references to what is forgotten, but not at the program's end.
+        left = weakref.ref(self), threading.current_thread()
         self._forgotten = weakref.finalize(
-            self, _close_forgotten, self._socket, self._monitor, self._context
+            self, _close_forgotten, *left, self._socket, self._monitor, self._context
         )
 
     @property
@@ -104,9 +109,15 @@ class Channel:
 
 
 def _close_forgotten(
-    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]
+    channel: weakref.ref[Channel],
+    owner: threading.Thread,
+    socket: zmq.Socket[bytes],
+    monitor: zmq.Socket[bytes],
+    context: zmq.Context[zmq.Socket[bytes]],
 ) -> None:
     warnings.warn("a client was not closed: use `with`, or close()", ResourceWarning, stacklevel=2)
+    if channel() is not None and owner is not threading.current_thread() and owner.is_alive():
+        return  # At the program's end another thread still reads, as a loop in a daemon thread.
     socket.disable_monitor()
     monitor.close()
     socket.close(linger=0)

@@ -119,6 +119,7 @@ class Client:
         client_key: str | os.PathLike[str] | None = None,
         server_key: str | None = None,
     ) -> None:
+        self.address: str
         self.address, keys = resolve_with_keys(address, client_key, server_key)
         connection = Connection(
             name, lease_s, silence_s, status_only=status_only, features=features

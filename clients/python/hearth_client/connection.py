@@ -72,11 +72,11 @@ class Exchange:
     __slots__ = ("accepted", "deltas", "done", "ends_with", "error", "id", "next_seq", "reply")
 
     def __init__(self, request_id: str) -> None:
-        self.id = request_id
+        self.id: str = request_id
         self.ends_with: type[Done | Reply] = Done
         self.accepted: Accepted | None = None
         self.deltas: deque[Delta] = deque()
-        self.next_seq = 0
+        self.next_seq: int = 0
         self.done: Done | None = None
         self.reply: Reply | None = None
         self.error: HearthClientError | None = None
@@ -114,7 +114,7 @@ class Connection:
     ) -> None:
         self.welcome: Welcome | None = None
         self.failure: HearthClientError | None = None
-        self.renew_at = float("inf")
+        self.renew_at: float = float("inf")
         self._hello = Hello(
             proto=[PROTOCOL],
             client=client,

@@ -10,7 +10,7 @@ class HearthClientError(Exception):
     `text` is what had come of a reply before it failed, and `usage` what it had taken.
     """
 
-    code = "internal"
+    code: str = "internal"
     retry_after_s: float | None = None
     text: str = ""
     usage: Usage | None = None

@@ -84,6 +84,8 @@ class Image:
         height: int | None = None,
         step: int | None = None,
     ) -> None:
+        self.frame: Frame
+        self.says: dict[str, Any]
         told = {"width": width, "height": height, "step": step}
         self.frame, self.says = _taken(
             source,
@@ -98,8 +100,8 @@ class Video:
     def __init__(self, images: Sequence[Image | Source], times: Sequence[float]) -> None:
         if len(images) != len(times):
             raise InvalidValue(f"{len(images)} pictures have {len(times)} times", "times")
-        self.images = [one if isinstance(one, Image) else Image(one) for one in images]
-        self.times = list(times)
+        self.images: list[Image] = [one if isinstance(one, Image) else Image(one) for one in images]
+        self.times: list[float] = list(times)
 
 
 def _whole(name: str, value: Any) -> int:

@@ -1,4 +1,4 @@
-"""Base of blocking and asyncio sessions: message intake and detection of loss."""
+"""Base of blocking and asynchronous sessions: message intake and detection of loss."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Session(ABC):
             raise ConnectionLost("the session was lost while it was opened")
         return self._connection.welcome
 
-    def _post(self, data: bytes, frames: Sequence[Frame]) -> None:
+    def _post(self, data: bytes, frames: Sequence[Frame] = ()) -> None:
         try:
             if self._channel is not None:
                 self._channel.send(data, frames)
@@ -86,8 +86,8 @@ class Session(ABC):
         if data is not None:
             self._last_answer = self._clock.now()
             self._arrived(self._connection.receive(data, self._last_answer))
-            if (again := self._connection.hello_again()) is not None and self._channel is not None:
-                self._channel.send(again)
+            if (again := self._connection.hello_again()) is not None:
+                self._post(again)
             return True
         if not self._channel.disconnected():
             unmet, self._channel.unmet = self._channel.unmet, False
@@ -97,7 +97,7 @@ class Session(ABC):
             self._lose(NotAllowed(f"{text} `hearth keys add`, and `hearth reload`"))
         elif self._connection.welcome is None:
             # Whoever listened is gone and cannot have kept the first hello.
-            self._channel.send(self._connection.hello())
+            self._post(self._connection.hello())
         else:
             self._lose(ConnectionLost("the daemon closed the connection"))
         return True
