@@ -1,5 +1,3 @@
-"""Ollama's API by its own Python client."""
-
 from collections.abc import Iterator
 from typing import Any
 
