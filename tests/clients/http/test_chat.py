@@ -141,6 +141,7 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
             "grammar_invalid",
         ),
         ({"messages": []}, "messages", "invalid_value"),
+        ({"extra_body": {"model": None}}, "model", "invalid_value"),
         ({"messages": shown("http://localhost/a.png")}, PICTURE, "invalid_value"),
         ({"messages": shown("data:image/png;base64,!")}, PICTURE, "invalid_value"),
         ({"messages": shown("data:image/png;base64,AAAA")}, PICTURE, "image_invalid"),
@@ -204,7 +205,7 @@ def test_who_leaves_cancels(door: str, actors: Harness) -> None:
         stream.close()
         until(lambda: len(actors.actors.cancelled) == 1)
     for number, streams in ((2, False), (3, True)):
-        asked = {"messages": said("hang"), "stream": streams}
+        asked = {"model": "toy", "messages": said("hang"), "stream": streams}
         with httpx.Client(timeout=0.2) as quick, pytest.raises(httpx.ReadTimeout):
             quick.post(f"{door}/v1/chat/completions", json=asked)
         until(lambda number=number: len(actors.actors.cancelled) == number)  # type: ignore[misc] # a number

@@ -1,5 +1,3 @@
-"""Bodies that are nearly right: each is taken apart or refused, and nothing else happens."""
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Connections: who may come, what is too large, too slow or broken, and the end."""
-
 import json
 import socket
 from collections.abc import Iterator
@@ -17,7 +15,11 @@ from tests.clients.http.conftest import openai_client, serving
 from tests.daemon.door.harness import Harness, until
 
 CHAT = "/v1/chat/completions"
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "count"}], "max_tokens": 2}
+ASKED: dict[str, Any] = {
+    "model": "toy",
+    "messages": [{"role": "user", "content": "count"}],
+    "max_tokens": 2,
+}
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def connected(url: str) -> socket.socket:
 
 
 def hanging() -> bytes:
-    body = json.dumps({"messages": [{"role": "user", "content": "hang"}]})
+    body = json.dumps({**ASKED, "messages": [{"role": "user", "content": "hang"}]})
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return (head + body).encode()
 
@@ -64,7 +66,7 @@ def test_a_body_that_is_too_large(bounded: str) -> None:
     answer = httpx.post(bounded + CHAT, content=b"{" * (2 << 20))
     assert code(answer) == (413, "message_too_large")
     # A message of the daemon's is smaller still.
-    text = {"messages": [{"role": "user", "content": "x" * (1 << 20)}]}
+    text = {**ASKED, "messages": [{"role": "user", "content": "x" * (1 << 20)}]}
     assert code(httpx.post(bounded + CHAT, json=text)) == (413, "message_too_large")
 
 
@@ -93,8 +95,7 @@ def test_connections_that_have_ended_do_not_count(bounded: str) -> None:
 
 def test_a_body_whose_sender_leaves(door: str, actors: Harness) -> None:
     with connected(door) as leaving:
-        leaving.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\n" % CHAT.encode())
-        leaving.sendall(b"Content-Length: 100\r\n\r\n{")
+        leaving.sendall(hanging()[:-1])
     assert httpx.post(door + CHAT, json=ASKED).status_code == 200
     assert len(actors.actors.prepared) == 1
 
