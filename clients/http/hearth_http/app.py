@@ -93,11 +93,12 @@ class Admission:
 class Sessions:
     """Clients of one daemon, each made when it is first asked for.
 
-    The daemon shares its places by session, so each key has a share of its own.
+    Each key has a share of its own, as the daemon shares by session. `status` has a place always.
     """
 
     def __init__(self, address: str | os.PathLike[str] | None) -> None:
         self._address = address
+        self.status = AsyncClient(address, name="hearth-http", status_only=True)
         self._clients: dict[str, AsyncClient] = {}
 
     def of(self, key: Key | None) -> AsyncClient:
@@ -110,7 +111,7 @@ class Sessions:
 
     async def close(self) -> None:
         """End all sessions, and with them all that runs."""
-        for client in self._clients.values():
+        for client in [self.status, *self._clients.values()]:
             await client.close()
 
 
@@ -187,7 +188,7 @@ class Door:
     async def _health(self, request: Request) -> Response:
         self._admission.check(request)
         try:
-            state = (await self._sessions.of(None).status()).state
+            state = (await self._sessions.status.status()).state
         except HearthClientError as error:
             return JSONResponse({"status": "unreachable", "reason": error.message}, UNAVAILABLE)
         return JSONResponse({"status": state}, 200 if state == "ready" else UNAVAILABLE)

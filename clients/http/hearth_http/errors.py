@@ -21,7 +21,7 @@ _KINDS = {
     _TOO_MANY: "rate_limit_error",
 }
 _NOT_AGAIN = {"cancelled_by_operator", "deadline_exceeded", "non_finite", "repeated_failure"}
-"""Failures that the same request would meet again, or that a person has to look at."""
+"""Failures that come again with the same request, or that are a person's matter."""
 _RETRY_S = 1.0
 """Seconds to wait where the daemon names none."""
 
