@@ -83,7 +83,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.env: $(VENV)/bin/python $(MANIFESTS)
 	@echo "installing Hearth"
-	@$(PIP) install -e clients/python -e '.[cpu]'
+	@$(PIP) install -e clients/python -e clients/http -e '.[cpu]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.env

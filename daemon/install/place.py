@@ -48,7 +48,7 @@ def _run(command: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
         raise HearthError("internal", f"{' '.join(command)} does not end") from error
 
 
-UNITS = ("hearth.service", "hearth.socket", "hearth-http.service")
+UNITS = ("hearth.service", "hearth.socket")
 _SYSTEM = {
     "hearth.service": "etc/systemd/system/hearth.service",
     "hearth.socket": "etc/systemd/system/hearth.socket",
@@ -110,7 +110,7 @@ class Place:
 
     def units(self) -> list[Path]:
         """The unit files."""
-        return [path for path in self.files(jetson=False) if path.name in UNITS]
+        return [path for path in self.files(jetson=False) if path.suffix != ".conf"]
 
     def kept_data(self) -> list[Path]:
         """Settings, state, cache and what runs leave, which stay unless they are asked for."""

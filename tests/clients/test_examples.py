@@ -155,7 +155,7 @@ def test_the_samples_are_typed(
             r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
         )
         samples += [GIVEN * ("camera_array" in one) + one for one in found]
-    assert len(samples) == 7
+    assert len(samples) == 8
     files = [tmp_path / f"sample_{index}.py" for index in range(len(samples))]
     for file, sample in zip(files, samples, strict=True):
         file.write_text(sample)

@@ -20,7 +20,6 @@ from hearth_client import FEATURES, AsyncClient
 from hearth_client.errors import HearthClientError
 from hearth_http import ollama
 from hearth_http.errors import (
-    BAD_REQUEST,
     FORBIDDEN,
     INTERNAL,
     NOT_FOUND,
@@ -94,11 +93,12 @@ class Admission:
 class Sessions:
     """Clients of one daemon, each made when it is first asked for.
 
-    The daemon shares its places by session, so each key has a share of its own.
+    Each key has a share of its own, as the daemon shares by session. `status` has a place always.
     """
 
     def __init__(self, address: str | os.PathLike[str] | None) -> None:
         self._address = address
+        self.status = AsyncClient(address, name="hearth-http", status_only=True)
         self._clients: dict[str, AsyncClient] = {}
 
     def of(self, key: Key | None) -> AsyncClient:
@@ -111,7 +111,7 @@ class Sessions:
 
     async def close(self) -> None:
         """End all sessions, and with them all that runs."""
-        for client in self._clients.values():
+        for client in [self.status, *self._clients.values()]:
             await client.close()
 
 
@@ -140,8 +140,10 @@ class Door:
         app = Starlette(
             routes=routes,
             middleware=[cors] if origins else [],
-            exception_handlers={ApiError: _told, HTTPException: _unrouted, Exception: _broken},
+            exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _told),
         )
+        # A redirect would lead to whatever `Host` says.
+        app.router.redirect_slashes = False
         return self._counting(app)
 
     def _counting(self, app: ASGIApp) -> ASGIApp:
@@ -186,7 +188,7 @@ class Door:
     async def _health(self, request: Request) -> Response:
         self._admission.check(request)
         try:
-            state = (await self._sessions.of(None).status()).state
+            state = (await self._sessions.status.status()).state
         except HearthClientError as error:
             return JSONResponse({"status": "unreachable", "reason": error.message}, UNAVAILABLE)
         return JSONResponse({"status": state}, 200 if state == "ready" else UNAVAILABLE)
@@ -201,26 +203,14 @@ class Door:
         return PlainTextResponse("\n".join(lines), media_type="text/plain; version=0.0.4")
 
 
-def _body(path: str, error: ApiError) -> JSONResponse:
-    told = error.ollama if path.startswith("/api/") else error.openai
-    return JSONResponse(told, error.status, headers=error.headers)
-
-
 async def _told(request: Request, error: Exception) -> Response:
-    if not isinstance(error, ApiError):
-        raise error
-    return _body(request.url.path, error)
-
-
-async def _broken(request: Request, _error: Exception) -> Response:
-    text = "a fault of this server, which its log shows"
-    return _body(request.url.path, ApiError(INTERNAL, "internal", text, again=False))
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    known = error.status_code != NOT_FOUND
-    text = f"{request.method} is not for this path" if known else "there is nothing at this path"
-    code = "method_not_allowed" if known else "not_found"
-    return _body(request.url.path, ApiError(error.status_code or BAD_REQUEST, code, text))
+    if isinstance(error, HTTPException):
+        known = error.status_code != NOT_FOUND
+        text = f"{request.method} is not for this path" if known else "there is nothing here"
+        code = "method_not_allowed" if known else "not_found"
+        error = ApiError(error.status_code, code, text)
+    elif not isinstance(error, ApiError):
+        text = "a fault of this server, which its log shows"
+        error = ApiError(INTERNAL, "internal", text, again=False)
+    body = error.ollama if request.url.path.startswith("/api/") else error.openai
+    return JSONResponse(body, error.status, headers=error.headers)

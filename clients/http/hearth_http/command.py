@@ -28,8 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = [_SERVE, *given]
     parser = _parser()
     options = parser.parse_args(given)
-    if options.command == _SERVE and options.keys is None and not _is_local(options.host):
-        parser.error(f"{options.host} is open to other machines: give --keys")
+    if options.command == _SERVE:
+        if options.keys is None and not _is_local(options.host):
+            parser.error(f"{options.host} is open to other machines: give --keys")
+        if not 0 <= options.port < 1 << 16:
+            parser.error("a port is a number from 0 to 65535")
     try:
         if options.command == _SERVE:
             _serve(options)
@@ -64,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--socket", metavar="PATH", help="the daemon's, else the agreed place")
     place = serve.add_mutually_exclusive_group()
-    place.add_argument("--port", type=_port, default=8080, help="0 takes a free one; default 8080")
+    place.add_argument("--port", type=int, default=8080, help="0 takes a free one; default 8080")
     place.add_argument("--unix", metavar="PATH", type=Path, help="a unix socket in place of a port")
     serve.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1")
     serve.add_argument("--keys", metavar="FILE", type=Path, help="keys, of which one is needed")
@@ -86,13 +89,6 @@ def _parser() -> argparse.ArgumentParser:
         keys.add_argument("name", help="whose key it is")
         keys.add_argument("--keys", metavar="FILE", type=Path, required=True)
     return parser
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port < 1 << 16:
-        raise ValueError
-    return port
 
 
 def _count(text: str) -> int:

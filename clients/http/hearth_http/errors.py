@@ -15,8 +15,13 @@ _STATUS = {
     **dict.fromkeys(("internal", "non_finite"), INTERNAL),
 }
 """Status of a code; that of others is 400 for a refused request, and 503."""
+_KINDS = {
+    UNAUTHORIZED: "authentication_error",
+    FORBIDDEN: "permission_error",
+    _TOO_MANY: "rate_limit_error",
+}
 _NOT_AGAIN = {"cancelled_by_operator", "deadline_exceeded", "non_finite", "repeated_failure"}
-"""Failures that the same request would meet again, or that a person has to look at."""
+"""Failures that come again with the same request, or that are a person's matter."""
 _RETRY_S = 1.0
 """Seconds to wait where the daemon names none."""
 
@@ -56,10 +61,8 @@ class ApiError(Exception):
     @property
     def openai(self) -> dict[str, Any]:
         """The body of OpenAI's API, and of its streams."""
-        kinds = {UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error"}
-        kind = kinds.get(self.status, "invalid_request_error")
-        kind = "rate_limit_error" if self.status == _TOO_MANY else kind
-        kind = "server_error" if self.status >= INTERNAL else kind
+        other = "server_error" if self.status >= INTERNAL else "invalid_request_error"
+        kind = _KINDS.get(self.status, other)
         told = {"message": self.message, "type": kind, "param": self.field or None}
         return {"error": {**told, "code": self.code}}
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.responses import JSONResponse, Response
 
-from hearth_client import Delta, Message, StatusReport, ToolCall, Welcome
+from hearth_client import Delta, Message, StatusReport, ToolCall
 from hearth_http.errors import ApiError, invalid
 from hearth_http.exchange import Asked, Call, Running, Stream, Written, written
 from hearth_http.fields import Fields
@@ -33,8 +33,6 @@ _NAMES = (
     *((f"^{name}", f"options.{own}") for own, name in _RENAMED.items()),
     *((f"^({name})", r"options.\1") for name in _SAME),
 )
-_NS = 1_000_000
-"""Nanoseconds of a millisecond."""
 Piece = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
 """Form of text, reasoning and calls in an answer."""
 
@@ -205,16 +203,16 @@ def _calls(reply: Written) -> list[dict[str, Any]]:
 
 def _done(running: Running) -> dict[str, Any]:
     used, reason = running.done.usage, running.done.reason
-    times = [int(ms * _NS) for ms in (used.queue_ms, used.prefill_ms, used.decode_ms)]
+    nanoseconds = [int(ms * 1e6) for ms in (used.queue_ms, used.prefill_ms, used.decode_ms)]
     return {
         # A call is a stop as any other here.
         **_end("stop" if reason == "tool_calls" else reason),
-        "total_duration": sum(times),
-        "load_duration": times[0],
+        "total_duration": sum(nanoseconds),
+        "load_duration": nanoseconds[0],
         "prompt_eval_count": used.prompt_tokens,
-        "prompt_eval_duration": times[1],
+        "prompt_eval_duration": nanoseconds[1],
         "eval_count": used.completion_tokens,
-        "eval_duration": times[2],
+        "eval_duration": nanoseconds[2],
     }
 
 
@@ -261,7 +259,9 @@ async def show(call: Call) -> Response:
     length = welcome.limits.total_tokens
     info = {"general.architecture": family, f"{family}.context_length": length}
     told = {"modelfile": "", "parameters": "", "template": "", **_details(report)}
-    return JSONResponse({**told, "model_info": info, "capabilities": _capabilities(welcome)})
+    known = {"tools": "tools", "images": "vision"}
+    can = ["completion", *(name for one, name in known.items() if one in welcome.features)]
+    return JSONResponse({**told, "model_info": info, "capabilities": can})
 
 
 def _details(report: StatusReport) -> dict[str, Any]:
@@ -270,11 +270,6 @@ def _details(report: StatusReport) -> dict[str, Any]:
     own = {"parent_model": "", "format": "hearth", "parameter_size": ""}
     families = {"family": family, "families": [family]}
     return {"details": {**own, **families, "quantization_level": weights}}
-
-
-def _capabilities(welcome: Welcome) -> list[str]:
-    known = {"tools": "tools", "images": "vision"}
-    return ["completion", *(name for one, name in known.items() if one in welcome.features)]
 
 
 async def version(call: Call) -> Response:

@@ -4,6 +4,8 @@ import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 from hypercorn.app_wrappers import ASGIWrapper
@@ -21,6 +23,8 @@ _READ_S = 60.0
 """Seconds that a program may leave what it was sent unread."""
 _LAST_S = 2.0
 """Seconds for the last answers, once nothing runs any more."""
+
+Gone = asyncio.Future[None]
 
 
 class Server:
@@ -50,7 +54,7 @@ class Server:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        server = await asyncio.start_server(self._connected, sock=listener)
+        server = await loop.create_server(self._protocol, sock=listener)
         ready()
         await stopped.wait()
         server.close()
@@ -68,19 +72,49 @@ class Server:
         if self._open:
             await asyncio.wait(self._open, timeout=seconds)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _protocol(self) -> asyncio.StreamReaderProtocol:
+        reader = _Reader()
+        return asyncio.StreamReaderProtocol(reader, partial(self._connected, reader.gone))
+
+    def _connected(
+        self, gone: Gone, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if len(self._open) >= self._most:
             writer.write(_busy())
             writer.close()
             return
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("a connection is served by a task")
+        loop = asyncio.get_running_loop()
+        app = ASGIWrapper(_patient(self._app, gone, writer))  # type: ignore[arg-type] # other dicts
+        serving = TCPServer(app, loop, self._config, self._context, {}, reader, writer)
+        task = loop.create_task(_served(serving, gone))
         self._open[task] = writer
         task.add_done_callback(self._open.pop)
-        app = ASGIWrapper(_patient(self._app, writer))  # type: ignore[arg-type] # dicts of other names
-        loop = asyncio.get_running_loop()
-        await TCPServer(app, loop, self._config, self._context, {}, reader, writer)
+
+
+async def _served(connection: TCPServer, gone: Gone) -> None:
+    async def end_idling() -> None:
+        # Else it would count as open for as long as a connection may be idle.
+        await gone
+        await connection.idle_task.stop()
+
+    ending = asyncio.ensure_future(end_idling())
+    try:
+        await connection
+    finally:
+        ending.cancel()
+
+
+class _Reader(asyncio.StreamReader):
+    """Bytes of a connection; `gone` is done once the other side sends no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: Gone = asyncio.get_running_loop().create_future()
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        if not self.gone.done():
+            self.gone.set_result(None)
 
 
 def _busy() -> bytes:
@@ -90,11 +124,23 @@ def _busy() -> bytes:
     return b"HTTP/1.1 503 Busy\r\n%b\r\nconnection: close\r\n\r\n%b" % (head.encode(), body)
 
 
-def _patient(app: ASGIApp, writer: asyncio.StreamWriter) -> ASGIApp:
-    """The application, whose connection ends where the other side does not read."""
+def _patient(app: ASGIApp, gone: Gone, writer: asyncio.StreamWriter) -> ASGIApp:
+    """The application, whose connection ends where the other side does not read.
+
+    That it is gone is told also where a further request, which waits its turn, lies before that.
+    """
     loop = asyncio.get_running_loop()
 
     async def patient(scope: Scope, receive: Receive, send: Send) -> None:
+        async def received() -> Message:
+            message = asyncio.ensure_future(receive())
+            either: list[asyncio.Future[Any]] = [message, gone]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                return message.result() if message.done() else {"type": "http.disconnect"}
+            finally:
+                message.cancel()
+
         async def sent(message: Message) -> None:
             timer = loop.call_later(_READ_S, writer.transport.abort)
             try:
@@ -102,6 +148,6 @@ def _patient(app: ASGIApp, writer: asyncio.StreamWriter) -> ASGIApp:
             finally:
                 timer.cancel()
 
-        await app(scope, receive, sent)
+        await app(scope, received, sent)
 
     return patient

@@ -36,14 +36,12 @@ def home() -> Iterator[str]:
 
 @pytest.fixture
 def actors() -> Iterator[Harness]:
-    """A daemon's own door, before actors that play by the prompt."""
     with running_door(step_s=0.0) as door:
         yield door
 
 
 @pytest.fixture
 def door(actors: Harness) -> Iterator[str]:
-    """A door over HTTP before it."""
     with serving(actors.path) as url:
         yield url
 
@@ -57,13 +55,11 @@ def openai_client(url: str, key: str = "none") -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def client(home: str) -> Iterator[openai.OpenAI]:
-    """The official client of the shipped model."""
     with openai_client(home) as made:
         yield made
 
 
 @pytest.fixture
 def played(door: str) -> Iterator[openai.OpenAI]:
-    """The official client of actors that play by the prompt."""
     with openai_client(door) as made:
         yield made

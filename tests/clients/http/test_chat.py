@@ -1,5 +1,3 @@
-"""Chat by the official client: of the shipped model, and of actors that play by the prompt."""
-
 import asyncio
 import json
 from typing import Any
@@ -33,6 +31,9 @@ TOOL: Any = {
 }
 
 
+PICTURE = "messages[0].content[0].image_url.url"
+
+
 class Action(BaseModel):
     action: str
     device: str
@@ -40,6 +41,11 @@ class Action(BaseModel):
 
 def said(text: str) -> Any:
     return [{"role": "user", "content": text}]
+
+
+def shown(url: str) -> Any:
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    return [{"role": "user", "content": [picture, {"type": "text", "text": "What is this?"}]}]
 
 
 def test_a_reply_whole_and_in_pieces(client: openai.OpenAI) -> None:
@@ -135,6 +141,10 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
             "grammar_invalid",
         ),
         ({"messages": []}, "messages", "invalid_value"),
+        ({"extra_body": {"model": None}}, "model", "invalid_value"),
+        ({"messages": shown("http://localhost/a.png")}, PICTURE, "invalid_value"),
+        ({"messages": shown("data:image/png;base64,!")}, PICTURE, "invalid_value"),
+        ({"messages": shown("data:image/png;base64,AAAA")}, PICTURE, "image_invalid"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ({"messages": said("\0" * 100_000)}, "messages", "prompt_too_long"),
     ],
@@ -195,7 +205,7 @@ def test_who_leaves_cancels(door: str, actors: Harness) -> None:
         stream.close()
         until(lambda: len(actors.actors.cancelled) == 1)
     for number, streams in ((2, False), (3, True)):
-        asked = {"messages": said("hang"), "stream": streams}
+        asked = {"model": "toy", "messages": said("hang"), "stream": streams}
         with httpx.Client(timeout=0.2) as quick, pytest.raises(httpx.ReadTimeout):
             quick.post(f"{door}/v1/chat/completions", json=asked)
         until(lambda number=number: len(actors.actors.cancelled) == number)  # type: ignore[misc] # a number

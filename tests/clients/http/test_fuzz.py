@@ -1,5 +1,3 @@
-"""Bodies that are nearly right: each is taken apart or refused, and nothing else happens."""
-
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +9,7 @@ from hearth_http.errors import ApiError
 from hearth_http.exchange import Asked
 from hearth_http.fields import Fields, decode
 from hearth_http.openai.chat import asked_of
-from tests.clients.http.test_chat import ASKED, TOOL
-from tests.clients.http.test_pictures import shown
+from tests.clients.http.test_chat import ASKED, TOOL, shown
 from tests.fuzz.mutations import mutated
 
 GIF = "R0lGODlh"

@@ -1,5 +1,3 @@
-"""Ollama's API by its own Python client."""
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +81,6 @@ def test_what_is_served(client: ollama.Client, home: str) -> None:
 def test_what_is_refused_is_named(
     home: str, fields: dict[str, Any], status: int, field: str
 ) -> None:
-    answer = httpx.post(f"{home}/api/chat", json={"messages": ASKED, **fields})
+    answer = httpx.post(f"{home}/api/chat", json={"model": "home", "messages": ASKED, **fields})
     assert (answer.status_code, answer.json()["field"]) == (status, field)
     assert answer.json()["error"]

@@ -1,5 +1,3 @@
-"""Connections: who may come, what is too large, too slow or broken, and the end."""
-
 import json
 import socket
 from collections.abc import Iterator
@@ -17,7 +15,11 @@ from tests.clients.http.conftest import openai_client, serving
 from tests.daemon.door.harness import Harness, until
 
 CHAT = "/v1/chat/completions"
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "count"}], "max_tokens": 2}
+ASKED: dict[str, Any] = {
+    "model": "toy",
+    "messages": [{"role": "user", "content": "count"}],
+    "max_tokens": 2,
+}
 
 
 @pytest.fixture
@@ -29,6 +31,12 @@ def bounded(actors: Harness) -> Iterator[str]:
 def connected(url: str) -> socket.socket:
     place = urlsplit(url)
     return socket.create_connection((place.hostname, place.port or 80), timeout=20)
+
+
+def hanging() -> bytes:
+    body = json.dumps({**ASKED, "messages": [{"role": "user", "content": "hang"}]})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
 
 
 def code(answer: httpx.Response) -> tuple[int, str]:
@@ -58,7 +66,7 @@ def test_a_body_that_is_too_large(bounded: str) -> None:
     answer = httpx.post(bounded + CHAT, content=b"{" * (2 << 20))
     assert code(answer) == (413, "message_too_large")
     # A message of the daemon's is smaller still.
-    text = {"messages": [{"role": "user", "content": "x" * (1 << 20)}]}
+    text = {**ASKED, "messages": [{"role": "user", "content": "x" * (1 << 20)}]}
     assert code(httpx.post(bounded + CHAT, json=text)) == (413, "message_too_large")
 
 
@@ -78,12 +86,25 @@ def test_one_connection_too_many(bounded: str) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_many_clients"
 
 
+def test_connections_that_have_ended_do_not_count(bounded: str) -> None:
+    with connected(bounded), connected(bounded):
+        assert httpx.get(bounded).status_code == 503
+    # Sooner than idle ones are closed.
+    until(lambda: httpx.get(bounded).status_code == 200, 3)
+
+
 def test_a_body_whose_sender_leaves(door: str, actors: Harness) -> None:
     with connected(door) as leaving:
-        leaving.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\n" % CHAT.encode())
-        leaving.sendall(b"Content-Length: 100\r\n\r\n{")
+        leaving.sendall(hanging()[:-1])
     assert httpx.post(door + CHAT, json=ASKED).status_code == 200
     assert len(actors.actors.prepared) == 1
+
+
+def test_who_leaves_behind_a_request_that_waits(door: str, actors: Harness) -> None:
+    with connected(door) as leaving:
+        leaving.sendall(hanging() + b"GET /health HTTP/1.1\r\n")
+        until(lambda: actors.actors.prepared)
+    until(lambda: actors.actors.cancelled)
 
 
 @pytest.mark.parametrize(
@@ -159,12 +180,10 @@ def test_a_daemon_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_what_runs_is_answered_before_the_door_ends(actors: Harness) -> None:
-    hanging = json.dumps({"messages": [{"role": "user", "content": "hang"}]}).encode()
     with ExitStack() as stack:
         url = stack.enter_context(serving(actors.path, "--drain-s", "0"))
         waiting = connected(url)
-        waiting.sendall(b"POST %b HTTP/1.1\r\nHost: localhost\r\n" % CHAT.encode())
-        waiting.sendall(b"Content-Length: %d\r\n\r\n%b" % (len(hanging), hanging))
+        waiting.sendall(hanging())
         until(lambda: actors.actors.prepared)
     with waiting:
         answer = waiting.makefile("rb").read()

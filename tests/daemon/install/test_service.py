@@ -13,7 +13,6 @@ from hearth.daemon.configuration.settings import GROUPS, SETTINGS, Settings
 from hearth.daemon.exit_codes import CONFIGURATION, EXECUTOR_STUCK
 from hearth.daemon.install import service
 from hearth.daemon.install.files import MARK, filled, sources
-from hearth.daemon.install.place import UNITS as SYSTEM_UNITS
 from hearth.daemon.install.place import Place
 from hearth.daemon.install.service import (
     HIDDEN,
@@ -227,7 +226,7 @@ def test_only_root_installs_for_the_system(tmp_path: Path, monkeypatch: pytest.M
 def test_a_user_s_own_service(own: Place, tmp_path: Path) -> None:
     laid = install(own, None, jetson=None)
     units = tmp_path / ".config" / "systemd" / "user"
-    assert sorted(path.name for path in laid.written) == sorted(path.name for path in own.units())
+    assert sorted(laid.written) == [units / "hearth.service", units / "hearth.socket"]
     assert f"ExecStart={own_command()} serve" in (units / "hearth.service").read_text()
     assert (laid.announced, said(own)[0]) == (True, "--user daemon-reload")
     assert laid.next_step == "systemctl --user enable --now hearth.service"
@@ -241,9 +240,9 @@ def test_a_user_s_own_service_is_stopped_and_forgotten(own: Place, tmp_path: Pat
     before = len(said(own))
     uninstall(own, purge=False)
     assert said(own)[before:] == [
-        "--user disable --now hearth-http.service hearth.socket hearth.service",
+        "--user disable --now hearth.socket hearth.service",
         "--user daemon-reload",
-        "--user reset-failed hearth-http.service hearth.socket hearth.service",
+        "--user reset-failed hearth.socket hearth.service",
     ]
     assert cache.is_dir()
     uninstall(own, purge=True)
@@ -256,7 +255,7 @@ def test_a_unit_of_somebody_else_is_not_stopped(own: Place, tmp_path: Path) -> N
     socket = tmp_path / ".config" / "systemd" / "user" / "hearth.socket"
     socket.write_text("[Socket]\n")
     uninstall(own, purge=False)
-    assert "--user disable --now hearth-http.service hearth.service" in said(own)
+    assert "--user disable --now hearth.service" in said(own)
     assert socket.is_file()
 
 
@@ -368,7 +367,8 @@ def test_the_environment_that_runs_is_known() -> None:
     assert [part for part in parts if part.name.startswith("libc.so")]
 
 
-UNITS = [*SYSTEM_UNITS, *(f"user/{name}" for name in SYSTEM_UNITS)]
+SYSTEM_UNITS = ["hearth.service", "hearth.socket", "hearth-http.service"]
+UNITS = [*SYSTEM_UNITS, "user/hearth.service", "user/hearth.socket"]
 DROP_IN = "jetson.conf"
 JETPACK_6 = 249
 
@@ -438,8 +438,8 @@ def test_the_units_of_the_system_are_right(tmp_path: Path) -> None:
 
 @needs_systemd
 def test_the_units_of_a_user_are_right(tmp_path: Path) -> None:
-    lay_units(tmp_path, *(f"user/{name}" for name in SYSTEM_UNITS))
-    found = analyze("--user", "verify", *(f"./{name}" for name in SYSTEM_UNITS), folder=tmp_path)
+    lay_units(tmp_path, "user/hearth.service", "user/hearth.socket")
+    found = analyze("--user", "verify", "./hearth.service", "./hearth.socket", folder=tmp_path)
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
@@ -453,7 +453,7 @@ def test_the_check_itself_finds_what_is_wrong(tmp_path: Path) -> None:
 
 @needs_systemd
 @pytest.mark.parametrize(("unit", "most"), [("hearth.service", 25), ("hearth-http.service", 20)])
-def test_the_services_are_closed_as_far_as_cuda_allows(
+def test_the_services_are_closed_as_far_as_they_can_be(
     tmp_path: Path, unit: str, most: int
 ) -> None:
     lay_units(tmp_path, unit)

@@ -102,7 +102,7 @@ def asked_of(fields: Fields, served: str) -> Asked:
 
 def _head(running: Running, name: str, kind: str) -> dict[str, Any]:
     own = {"id": f"chatcmpl-{running.id}", "object": kind, "created": running.created}
-    return {**own, "model": name, "system_fingerprint": None}
+    return {**own, "model": name}
 
 
 def _message(reply: Written) -> dict[str, Any]:

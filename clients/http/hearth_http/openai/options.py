@@ -52,9 +52,9 @@ def sampling(fields: Fields) -> dict[str, Any]:
 
 
 def model(fields: Fields, served: str) -> dict[str, Any]:
-    """The adapter that `model` names; none for the served model itself, or where it is left out."""
+    """The adapter that `model` names; none for the served model itself."""
     # Ollama's names end with a tag.
-    name = (fields.text("model") or served).removesuffix(":latest")
+    name = fields.needed("model").removesuffix(":latest")
     return {} if name == served else {"adapter": name}
 
 
