@@ -28,8 +28,8 @@ MARKERS: Final = {
     "<tool_call>": "õ", "</tool_call>": "ö", "<tool_response>": "÷", "</tool_response>": "ø",
     "<think>": "ù", "</think>": "ú",
 }  # fmt: skip
-_SPEECH: Final = 0.45
-_TOOL_SPEECH: Final = 0.27
+_SPEECH: Final = 0.47
+_TOOL_SPEECH: Final = 0.25
 _WITH_TOOLS: Final = 0.28
 """Of the rest."""
 

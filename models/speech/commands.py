@@ -12,12 +12,10 @@ from models.replies import action, as_json, combination_of
 from models.speech.homes import PLACES, SHOWN, Home
 from models.speech.phrasings import MORE, SPECIAL, VALUES
 from models.speech.voice import (
-    clause,
     said_minutes,
     said_number,
     said_time,
     small,
-    somebody,
     upper,
     voiced,
 )
@@ -38,7 +36,6 @@ def _phrasings(intent: Intent) -> tuple[str, ...]:
 
 
 _PHRASINGS: Final = {intent.name: _phrasings(intent) for intent in (*ACTIONS, *ERRANDS)}
-_LOOSE: Final = {"fan": "vent"}
 
 
 class Reference(NamedTuple):
@@ -73,6 +70,8 @@ def refer(rng: Random, home: Home, device: Device, kinds: Sequence[str]) -> Refe
         if any(d.name == noun for d in home.devices):
             return Reference(noun, tuple(d for d in able if d.name == noun))
         found = _by_noun(home, able, noun)
+        if found is not None and len(found) == 1 and likely(rng, 0.15):
+            noun = plural_of(noun)
         return None if found is None else Reference(noun, found)
     if way < 0.84:  # noqa: PLR2004 - shares
         there = [d for d in able if room == d.room or d.name.startswith(f"{room} ")]
@@ -359,12 +358,16 @@ def _group_turn(rng: Random, home: Home, one: Command, phrasing: str) -> Turn | 
     many = plural_of(noun)
     ways = [f"all the {many}", f"all {many}", f"all of the {many}", f"every {noun}"]
     if one.intent in {"turn_on", "turn_off", "open", "close", "lock", "unlock"}:
-        ways += [f"the {many}"] * 2
+        ways += [f"the {many}", f"the {many}", many]
     if len(group) == 2:  # noqa: PLR2004 - both
         ways = [f"both {many}", f"both the {many}", f"both of the {many}", f"the two {many}", *ways]
     text = rng.choice(ways) + (f" in the {room}" if room else "")
-    body = phrasing.replace("the {device}", "{device}")
-    user = voiced(rng, _spoken(rng, body, one.slots, text), tuple(one.slots.values()))
+    body = _spoken(rng, phrasing.replace("the {device}", "{device}"), one.slots, text)
+    if len(group) == len({d.room for d in group}) == 2 and likely(rng, 0.25):  # noqa: PLR2004
+        a, b = rng.sample([d.room for d in group], 2)
+        body += rng.choice((", the {0} one and the {1} one", ": {0} and {1}", ", the one in the {0} and the one in the {1}",
+                            ", in the {0} and in the {1}", ", the {0} one and the one in the {1}")).format(a, b)  # fmt: skip
+    user = voiced(rng, body, tuple(one.slots.values()))
     steps = [step_of(one.intent, d.name, one.slots) for d in group]
     return made("pair", user, steps, plan=True)
 
@@ -622,13 +625,3 @@ def music_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
         text += f" in the {room}"
     one = Command(name, text, slots, Reference("", tuple(found)), told=False)
     return outcome(one, voiced(rng, text, tuple(slots.values())), found)
-
-
-def gone(rng: Random) -> str:
-    """Return a name that no home has."""
-    return somebody(rng)
-
-
-def beside(rng: Random) -> str:
-    """Return a remark that asks for nothing."""
-    return clause(rng)

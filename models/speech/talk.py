@@ -18,22 +18,29 @@ _NAMELESS: Final = tuple(
 _CHAT: Final = tuple(i for i in INTENTS if i.group == "talk")
 _HOUSEHOLD: Final = tuple(i for i in INTENTS if i.group == "household")
 _WAYS: Final = {
-    "plain": 0.34, "room": 0.04, "pair": 0.09, "same": 0.05, "split": 0.02, "errand": 0.02, "absent": 0.09, "unable": 0.04, "refrain": 0.015,
-    "corrected": 0.05, "music": 0.03, "question": 0.13, "nameless": 0.05, "chat": 0.025, "household": 0.015, "tell": 0.05, "ask": 0.08, "unknown": 0.015,
+    "plain": 0.34, "room": 0.04, "pair": 0.09, "same": 0.05, "split": 0.02, "errand": 0.02,
+        "absent": 0.09, "unable": 0.04, "refrain": 0.015,
+    "corrected": 0.05, "music": 0.03, "question": 0.13, "nameless": 0.05, "chat": 0.025,
+        "household": 0.015, "tell": 0.05, "ask": 0.08, "unknown": 0.015,
 }  # fmt: skip
 _MAKERS: Final[dict[str, Callable[[Random, Home], Turn | None]]] = {
     "plain": commands.plain_turn, "room": commands.room_turn, "pair": commands.pair_turn,
     "same": commands.same_turn, "split": commands.split_turn, "errand": commands.errand_turn,
-    "absent": commands.absent_turn, "unable": commands.unable_turn, "refrain": commands.refrain_turn,
+    "absent": commands.absent_turn, "unable": commands.unable_turn,
+        "refrain": commands.refrain_turn,
 }  # fmt: skip
-_ONCE: Final = {"set_timer": "timer", "set_alarm": "clock", "add_item": "list", "remind": "calendar",
+_ONCE: Final = {"set_timer": "timer", "set_alarm": "clock", "add_item": "list",
+    "remind": "calendar",
                 "send_message": "phone", "call": "phone"}  # fmt: skip
 _HEARD: Final = (
-    "Done.", "OK.", "All right.", "Sure.", "Got it.", "OK, done.", "Of course.", "Okay, I've done that.", "It's done.", "No problem.",
+    "Done.", "OK.", "All right.", "Sure.", "Got it.", "OK, done.", "Of course.",
+        "Okay, I've done that.", "It's done.", "No problem.",
 )  # fmt: skip
 _NOTED: Final = (
-    "Good to know.", "I'll remember that.", "All right, I'll remember.", "Got it.", "OK, noted.", "Thanks, I'll keep that in mind.", "Sure, I'll remember.",
-    "I'll keep that in mind.", "Okay.", "Nice!", "Lovely, I'll remember that.", "Understood.", "Thank you for telling me.", "I have noted that.",
+    "Good to know.", "I'll remember that.", "All right, I'll remember.", "Got it.", "OK, noted.",
+        "Thanks, I'll keep that in mind.", "Sure, I'll remember.",
+    "I'll keep that in mind.", "Okay.", "Nice!", "Lovely, I'll remember that.", "Understood.",
+        "Thank you for telling me.", "I have noted that.",
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from models.domain import Combination, Turn, likely
 from models.speech.catalogue import CATALOGUE, FIELDS, MONEY, Entry, family_of
 from models.speech.commands import said
+from models.speech.homes import PLACES
 from models.speech.voice import (
     RELATIVES,
     said_minutes,
@@ -19,9 +20,8 @@ from models.speech.voice import (
     voiced,
 )
 from models.tool_families import DONE, ERRORS, Family, number_field, text_field
-from models.tools import NO_TOOL, Tool, as_call, make_tool, made_up
+from models.tools import NO_TOOL, Tool, as_call, made_up, make_tool
 from models.vocabulary import DISHES, compose_word
-from models.speech.homes import PLACES
 
 _CURRENCY: Final = Family(
     ("convert_currency", "currency", "exchange"), ("Convert an amount of money between currencies", "Exchange rates"),
@@ -158,13 +158,21 @@ def call_turns(rng: Random, known: Known) -> list[Turn]:
     reply = "" if silent else reply_of(result)
     turns = [Turn("tool", "tools", user, answer, combination, (), None, (result.text,), reply)]
     asked = rng.sample(list(result.fields), min(len(result.fields), rng.randrange(1, 3)))
-    if silent or likely(rng, 0.35):
+    if silent and likely(rng, 0.2):
+        turns.append(said("result", rng.choice(_WELL), reply_of(result)))
+    elif silent or likely(rng, 0.35):
         for key in asked:
             question = rng.choice(FIELDS[key][2])
             if likely(rng, 0.3):
                 question = f"{rng.choice(('and', 'so', 'OK,', 'well,', 'tell me,', 'hm,', 'right,'))} {question}"
             turns.append(said("result", upper(question), reply_of(result, (key,))))
     return turns
+
+
+_WELL: Final = (
+    "Well?", "And?", "So?", "Tell me.", "So, what is it?", "What does it say?", "What did you find?", "Now what is it?",
+    "And what's the answer?", "Let me hear it.", "What came out?", "So what's the result?", "Go on, tell me.", "What have you got?",
+)  # fmt: skip
 
 
 def _two(
