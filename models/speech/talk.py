@@ -7,7 +7,7 @@ from typing import Final
 from models.conversations import Allowed, Conversation, choice_turn, make_turn, record
 from models.domain import Context, Turn, likely, weighted
 from models.intents import INTENTS
-from models.speech import commands, facts, questions, tools
+from models.speech import commands, facts, questions, replies, tools
 from models.speech.homes import Home, make_home
 from models.speech.voice import voiced
 
@@ -26,8 +26,8 @@ _WAYS: Final = {
 _MAKERS: Final[dict[str, Callable[[Random, Home], Turn | None]]] = {
     "plain": commands.plain_turn, "room": commands.room_turn, "pair": commands.pair_turn,
     "same": commands.same_turn, "split": commands.split_turn, "errand": commands.errand_turn,
-    "absent": commands.absent_turn, "unable": commands.unable_turn,
-        "refrain": commands.refrain_turn,
+    "absent": replies.absent_turn, "unable": replies.unable_turn,
+        "refrain": replies.refrain_turn,
 }  # fmt: skip
 _ONCE: Final = {"set_timer": "timer", "set_alarm": "clock", "add_item": "list",
     "remind": "calendar",
@@ -74,9 +74,9 @@ class Talk:
         if not context.listed:
             return None
         if way == "corrected":
-            return commands.corrected_turn(rng, home, self.turns[-1]) if self.turns else None
+            return replies.corrected_turn(rng, home, self.turns[-1]) if self.turns else None
         if way == "music":
-            return commands.music_turn(rng, home, context.touched)
+            return replies.music_turn(rng, home, context.touched)
         if way == "question":
             return questions.question_turn(rng, home, context.touched)
         if way == "nameless":
@@ -161,5 +161,4 @@ def _taken(turn: Turn, covers: frozenset[str]) -> bool:
             & (steps | {"everyday", "climate", "lights", "switch", "media", "robots", "scenes"})
         )
         and bool(turn.steps)
-        or bool(covers & steps)
-    )
+    ) or bool(covers & steps)

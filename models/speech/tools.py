@@ -7,9 +7,10 @@ from random import Random
 from typing import Any, Final
 
 from models.domain import Combination, Turn, likely
-from models.speech.catalogue import CATALOGUE, FIELDS, MONEY, Entry, family_of
+from models.speech.catalogue import CATALOGUE, MONEY, Entry, family_of
 from models.speech.commands import said
 from models.speech.homes import PLACES
+from models.speech.results import FIELDS
 from models.speech.voice import (
     RELATIVES,
     said_minutes,
@@ -107,7 +108,7 @@ class _Result:
         for key in rng.choice(groups) if groups else ():
             names, value, _ = FIELDS[key]
             self.fields[key] = (rng.choice(names), value(rng))
-        shown = {name: value for name, value in self.fields.values()}
+        shown = dict(self.fields.values())
         self.text = json.dumps(shown, ensure_ascii=False)
         if (
             len(shown) == 1
@@ -339,10 +340,8 @@ def none_turn(rng: Random, tools: Sequence[Known]) -> list[Turn]:
     if "off_topic" not in family.covers or mine & set(family.names) or "talk" in family.covers:
         return []
     stems = {name.split("_")[-1] for name in mine} | {name.split("_")[0] for name in mine}
-    if (
-        stems & {part for name in family.names for part in name.split("_")} - {"get"}
-        or "city" in family.parameters[:1]
-        and "city" in str(mine)
+    if stems & {part for name in family.names for part in name.split("_")} - {"get"} or (
+        "city" in family.parameters[:1] and "city" in str(mine)
     ):
         return []
     tool = make_tool(rng, family)

@@ -133,9 +133,14 @@ RELATIVES: Final = (
 )  # fmt: skip
 
 
+def proper(rng: Random) -> str:
+    """Return a made-up proper name."""
+    return compose_word(rng).capitalize()
+
+
 def somebody(rng: Random) -> str:
     """Return a name of a person, with a title now and then."""
-    name = compose_word(rng).capitalize() if likely(rng, 0.35) else rng.choice(PEOPLE)
+    name = proper(rng) if likely(rng, 0.35) else rng.choice(PEOPLE)
     if likely(rng, 0.12):
         return f"{rng.choice(('Mr', 'Mrs', 'Ms', 'Dr', 'Aunt', 'Uncle', 'Miss'))} {name}"
     return name
@@ -165,12 +170,8 @@ def clause(rng: Random, templates: Sequence[str] = _REASONS) -> str:
 
 def small(text: str) -> str:
     """Return a text that goes on in a sentence."""
-    first = text.split(" ")[0]
-    if (
-        first in {"I", "I'm", "I'll", "I've", "I'd"}
-        or first[:1].isupper()
-        and first.rstrip(",.!") in PEOPLE
-    ):
+    first = text.partition(" ")[0].rstrip(",.!")
+    if first in {"I", "I'm", "I'll", "I've", "I'd", *PEOPLE}:
         return text
     return text[:1].lower() + text[1:]
 
