@@ -406,11 +406,18 @@ class Conversation(NamedTuple):
             chat.append({"role": "system", "content": self.system})
         for turn in self.turns:
             chat.append({"role": "user", "content": turn.user})
-            chat.append({"role": "assistant", "content": turn.answer})
-            if turn.results:
-                chat += [{"role": "tool", "content": result} for result in turn.results]
+            chat.append({"role": "assistant", "content": turn.shown or turn.answer})
+            chat += [{"role": "tool", "content": result} for result in turn.results]
+            if turn.reply:
                 chat.append({"role": "assistant", "content": turn.reply})
         return chat
+
+    def foreign(self) -> frozenset[int]:
+        """Return which of the assistant's messages, by their order, others gave."""
+        given: list[bool] = []
+        for turn in self.turns:
+            given += [bool(turn.shown), *([False] if turn.reply else [])]
+        return frozenset(index for index, one in enumerate(given) if one)
 
 
 def render(messages: Sequence[Message], tools: Sequence[str] = (), *, prompt: bool = False) -> str:

@@ -104,7 +104,9 @@ class Intent:
 class Turn(NamedTuple):
     """A user message, its one right answer and the combinations that it uses.
 
-    Where the answer calls tools, `results` are what they return and `reply` the answer to that.
+    Where the answer calls tools, `results` are what they return and `reply` the answer to that,
+    none where the user speaks first. A chat has `shown` in place of the answer where there is one:
+    somebody else gave it, and nobody learns it.
     """
 
     intent: str
@@ -116,3 +118,4 @@ class Turn(NamedTuple):
     pending: Pending | None = None
     results: tuple[str, ...] = ()
     reply: str = ""
+    shown: str = ""

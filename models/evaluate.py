@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from models.conversations import Message
 from models.merge_adapter import write_merged
 from models.rewordings import ADAPTERS, REWORDINGS, Rewording, reworded
-from models.sentences import is_right, kind_of_expected, read_sentences
+from models.sentences import is_right, kind_of, read_sentences, strays_of
 from models.splits import Prompt, held_out, held_out_with_tools
 
 MAX_TOKENS: Final = 320
@@ -101,30 +101,31 @@ def _in_process(prompts: Sequence[Prompt], folder: Path, adapter: Path | None) -
         return answers(folder, chats, MAX_TOKENS)
 
 
-def _ask_sentences(flags: argparse.Namespace) -> None:
-    sentences = read_sentences(flags.sentences)[:: flags.every]
+def _sit(flags: argparse.Namespace) -> None:
+    """Print how many sentences of a file are answered right, by kind, and what was not listed."""
+    sentences = read_sentences(flags.exam)[:: flags.every]
     prompts = [
-        Prompt(kind_of_expected(one.expect), one.messages, json.dumps(one.expect), one.tools)
-        for one in sentences
+        Prompt(kind_of(one), one.messages, json.dumps(one.expect), one.tools) for one in sentences
     ]
     if flags.folder:
         answers = _in_process(prompts, flags.folder, None)
     else:
         answers = _through_daemon(prompts, flags.threads, "")
-    found = [
-        (prompt, answer, is_right(answer, one.expect))
-        for prompt, answer, one in zip(prompts, answers, sentences, strict=True)
-    ]
+    asked = list(zip(prompts, answers, sentences, strict=True))
+    rights = [is_right(answer, one.expect, one.devices) for _, answer, one in asked]
     if flags.wrong:
-        missed = [(prompt, answer) for prompt, answer, right in found if not right]
+        missed = [pair[:2] for pair, right in zip(asked, rights, strict=True) if not right]
         print(wrong(*zip(*missed, strict=True)) if missed else "none is wrong")
-    print(report(score(prompts, [p.expected if right else "" for p, _, right in found])))
+    pairs = zip(prompts, rights, strict=True)
+    print(report(score(prompts, [one.expected if right else "" for one, right in pairs])))
+    strays = [name for _, answer, one in asked for name in strays_of(answer, one)]
+    print(f"acted on what is not listed: {len(strays)}", *strays, sep="\n  ")
 
 
 def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, help="load this folder instead of asking the daemon")
-    parser.add_argument("--sentences", type=Path, help="ask those of a file: models/sentences.py")
+    parser.add_argument("--exam", type=Path, help="sentences of a JSONL file: models/sentences.py")
     parser.add_argument("--tools", action="store_true", help="ask prompts with tools, by --folder")
     parser.add_argument("--adapters", type=Path, default=ADAPTERS, help="the adapters' folder")
     parser.add_argument("--adapter", choices=list(REWORDINGS), default="")
@@ -140,8 +141,8 @@ def _flags() -> argparse.Namespace:
 def main() -> None:
     """Print the scores, and the wrong answers if asked for."""
     flags = _flags()
-    if flags.sentences:
-        _ask_sentences(flags)
+    if flags.exam:
+        _sit(flags)
         return
     prompts = (held_out_with_tools() if flags.tools else held_out())[:: flags.every]
     if flags.adapter:

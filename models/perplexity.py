@@ -23,7 +23,7 @@ from hearth.runtime.export.reference_pass import RoundedWeights, reference_logit
 from hearth.runtime.export.weights import Kind
 from models.conversations import render
 from models.splits import Prompt, held_out
-from models.stream import Batch, padded
+from models.stream import Batch, Row, padded
 
 HOME: Final = Path(__file__).parent / "home"
 FLOAT: Final = ExportOptions(backend="kernels", device="cuda", dtype="float16")
@@ -72,7 +72,8 @@ def conversations(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> list[Batch
         render([*prompt.messages, {"role": "assistant", "content": prompt.expected}])
         for prompt in prompts
     ]
-    rows = sorted((np.array(one.ids, np.int64) for one in tokenizer.encode_batch(texts)), key=len)
+    found = [Row(np.array(one.ids, np.int64)) for one in tokenizer.encode_batch(texts)]
+    rows = sorted(found, key=lambda row: len(row.ids))
     return [padded(rows[i : i + BATCH], tokenizer) for i in range(0, len(rows), BATCH)]
 
 

@@ -25,8 +25,9 @@ from models.conversations import (
     render,
 )
 from models.domain import Context, Turn, likely
+from models.speech.talk import speech_conversation
 from models.splits import in_training
-from models.stream import Batch, padded
+from models.stream import Batch, Row, padded
 
 BASE: Final = Path(__file__).with_name("home")
 ADAPTERS: Final = Path(__file__).with_name("home-adapters")
@@ -74,6 +75,7 @@ POOL: Final = 40
 """Batches that are made at a time, of rows of like length."""
 _LONGEST: Final = 150
 _OTHERS: Final = 0.5
+_SPEECH: Final = 0.3
 
 
 def _kept(rng: Random, turn: Turn) -> bool:
@@ -96,14 +98,23 @@ def short_conversation(rng: Random) -> Conversation:
     return Conversation(system, tuple(turns))
 
 
+def _conversation(rng: Random) -> Conversation:
+    if likely(rng, _SPEECH):
+        return speech_conversation(rng, in_training)
+    return short_conversation(rng)
+
+
 def adapter_batches(tokenizer: Tokenizer, rewording: Rewording, seed: int) -> Iterator[Batch]:
     """Yield batches of conversations of like length whose actions are reworded."""
     rng = Random(seed)
     while True:
-        chats = [short_conversation(rng).messages() for _ in range(ROWS * POOL)]
-        texts = [render(reworded(chat, rewording)) for chat in chats]
-        rows = [np.array(code.ids, dtype=np.int64) for code in tokenizer.encode_batch(texts)]
-        rows.sort(key=len)
+        made = [_conversation(rng) for _ in range(ROWS * POOL)]
+        texts = [render(reworded(one.messages(), rewording)) for one in made]
+        rows = [
+            Row(np.array(code.ids, dtype=np.int64), one.foreign())
+            for code, one in zip(tokenizer.encode_batch(texts), made, strict=True)
+        ]
+        rows.sort(key=lambda row: len(row.ids))
         parts = [rows[begin : begin + ROWS] for begin in range(0, len(rows), ROWS)]
         rng.shuffle(parts)
         yield from (padded(part, tokenizer) for part in parts)

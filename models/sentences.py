@@ -5,17 +5,20 @@ of name, kind, room and state), `tools` (definitions), `before` (earlier message
 
 `expect` is an action or a list of actions, in any order; `{"tool": name, "arguments": {...}}` or a
 list of those; "refuse"; "ask"; or words that the answer has, one text or a list of which it has
-all. Case, articles and punctuation at the end do not count, and "two" is 2 in words.
+all, and where they are names of devices no other listed device. Case, articles and punctuation at
+the end do not count, and "two" is 2 in words. A fetch, patrol or tidy may also be its plan.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any, Final, NamedTuple
 
 from models.conversations import HEADS, Message, system_prompt
-from models.domain import Device
+from models.domain import Context, Device, Draw
+from models.intents import INTENTS
 
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _REFUSES: Final = re.compile(
@@ -23,6 +26,7 @@ _REFUSES: Final = re.compile(
     re.IGNORECASE,
 )
 
+_ERRANDS: Final = {i.name: i for i in INTENTS if i.name in {"fetch", "patrol", "tidy"}}
 _ARTICLES: Final = re.compile(r"\b(the|an|a)\b", re.IGNORECASE)
 _NUMBERS: Final = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
@@ -36,6 +40,7 @@ class Sentence(NamedTuple):
     messages: list[Message]
     tools: tuple[str, ...]
     expect: Any
+    devices: tuple[str, ...] = ()
 
 
 def _device_line(device: str | dict[str, str]) -> str:
@@ -76,7 +81,8 @@ def _sentence(fields: Any) -> Sentence:
     messages += fields.get("before") or ()
     messages.append({"role": "user", "content": fields["user"]})
     tools = tuple(map(_tool_line, fields.get("tools") or ()))
-    return Sentence(messages, tools, fields["expect"])
+    names = tuple(line[2:].partition(" (")[0] for line in devices)
+    return Sentence(messages, tools, fields["expect"], names)
 
 
 def _parsed(text: str) -> Any:
@@ -127,8 +133,33 @@ def _same(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
     return not rest
 
 
-def is_right(answer: str, expect: Any) -> bool:
-    """Return whether an answer is what was expected."""
+def _as_plan(step: dict[str, Any]) -> list[Any]:
+    """Return the steps of an errand, or the one step that is none."""
+    intent = _ERRANDS.get(str(step.get("action")))
+    if intent is None or {"action", *(key for key, _ in intent.slots)} != set(step):
+        return [step]
+    draw = Draw(Random(0), Context((), listed=False), {key: str(step[key]) for key in step})
+    return actions_of(intent.answer(intent, draw).text)
+
+
+def strays_of(answer: str, sentence: Sentence) -> list[str]:
+    """Return the devices of actions that are not in the list, and values that no tool lists."""
+    acted = [one.get("device") for one in actions_of(answer) if isinstance(one, dict)]
+    found = [str(name) for name in acted if name and name not in sentence.devices]
+    shapes = {}
+    for line in sentence.tools:
+        function = json.loads(line)["function"]
+        shapes[function["name"]] = function.get("parameters", {}).get("properties", {})
+    for call in filter(lambda one: isinstance(one, dict), calls_of(answer)):
+        known, arguments = shapes.get(call.get("name"), {}), call.get("arguments")
+        for key, value in (arguments if isinstance(arguments, dict) else {}).items():
+            if value not in known.get(key, {}).get("enum", [value]):
+                found.append(str(value))
+    return found if sentence.devices or sentence.tools else []
+
+
+def is_right(answer: str, expect: Any, devices: Sequence[str] = ()) -> bool:
+    """Return whether an answer is what was expected in a home with these devices."""
     answer = answer.strip()
     wanted = expect if isinstance(expect, list) else [expect]
     calls, actions = calls_of(answer), actions_of(answer)
@@ -136,19 +167,27 @@ def is_right(answer: str, expect: Any) -> bool:
         named = [{"name": one["tool"], "arguments": one.get("arguments", {})} for one in wanted]
         return _same(calls, named)
     if all(isinstance(one, dict) for one in wanted):
-        return not calls and _same(actions, wanted)
+        plans = [step for one in wanted for step in _as_plan(one)]
+        return not calls and (_same(actions, wanted) or _same(actions, plans))
     if calls or any(isinstance(one, dict) for one in actions):
         return False
     if expect == "ask":
         return answer.endswith("?")
     if expect == "refuse":
         return bool(_REFUSES.search(answer)) and not answer.endswith("?")
+    if set(wanted) <= set(devices) and any(_has(answer, d) for d in set(devices) - set(wanted)):
+        return False
     return all(_has(answer, str(word)) for word in wanted)
 
 
-def kind_of_expected(expect: Any) -> str:
+def kind_of(sentence: Sentence) -> str:
     """Return the group under which a sentence is counted."""
+    expect = sentence.expect
     one = expect[0] if isinstance(expect, list) and expect else expect
     if isinstance(one, dict):
-        return "tools" if "tool" in one else "actions"
-    return expect if expect in ("ask", "refuse") else "words"
+        kind = "tools" if "tool" in one else "actions"
+        return f"{kind}, several" if isinstance(expect, list) else kind
+    if expect in ("ask", "refuse"):
+        return str(expect)
+    roles = {message["role"] for message in sentence.messages}
+    return "results" if "tool" in roles else "memory" if "assistant" in roles else "questions"

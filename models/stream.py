@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from models.conversations import Conversation, random_conversation, render
 from models.domain import Turn, likely
+from models.speech.talk import speech_conversation, tool_speech
 from models.splits import in_training
 from models.tools import tool_conversation
 from models.vocabulary import ROOMS
@@ -27,7 +28,10 @@ MARKERS: Final = {
     "<tool_call>": "õ", "</tool_call>": "ö", "<tool_response>": "÷", "</tool_response>": "ø",
     "<think>": "ù", "</think>": "ú",
 }  # fmt: skip
+_SPEECH: Final = 0.47
+_TOOL_SPEECH: Final = 0.25
 _WITH_TOOLS: Final = 0.28
+"""Of the rest."""
 
 # A space is no part of a word, so that a name copied from the list into JSON keeps its tokens.
 _PIECES: Final = r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+"
@@ -89,6 +93,13 @@ _NAMELESS: Final = 0.2
 Tokens = npt.NDArray[np.int64]
 
 
+class Row(NamedTuple):
+    """Token ids of a conversation, and which of the assistant's messages others gave."""
+
+    ids: Tokens
+    foreign: frozenset[int] = frozenset()
+
+
 class Batch(NamedTuple):
     """Token ids, right-padded, and which of them belong to an answer."""
 
@@ -103,17 +114,23 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return with_tokens(tokenizer, places, special=False)
 
 
-def answer_mask(ids: Tokens, tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """Return which tokens an assistant has to produce: its text and the end of its turn."""
+def answer_mask(
+    ids: Tokens, tokenizer: Tokenizer, foreign: frozenset[int] = frozenset()
+) -> npt.NDArray[np.bool_]:
+    """Return which tokens an assistant has to produce: its text and the end of its turn.
+
+    Messages of `foreign`, by their order among the assistant's, are left out.
+    """
     start, end = tokenizer.token_to_id(START), tokenizer.token_to_id(END)
     header = [start, *tokenizer.encode("assistant\n").ids]
     mask = np.zeros(len(ids), dtype=np.bool_)
-    ends = np.flatnonzero(ids == end)
+    ends, order = np.flatnonzero(ids == end), 0
     for begin in np.flatnonzero(ids == start):
         first = begin + len(header)
         if ids[begin:first].tolist() == header:
             stop = ends[np.searchsorted(ends, begin)]
-            mask[first : stop + 1] = True
+            mask[first : stop + 1] = order not in foreign
+            order += 1
     return mask
 
 
@@ -134,6 +151,11 @@ def _kept(rng: Random, turn: Turn) -> bool:
 
 def training_conversation(rng: Random) -> Conversation:
     """Return a conversation without held-out combinations, mostly about the list of devices."""
+    source = rng.random()
+    if source < _SPEECH:
+        return speech_conversation(rng, in_training)
+    if source < _SPEECH + _TOOL_SPEECH:
+        return tool_speech(rng, in_training)
     kept = partial(_kept, rng)
     if likely(rng, _WITH_TOOLS):
         return tool_conversation(rng, kept, in_training)
@@ -145,27 +167,31 @@ def text_of(conversation: Conversation) -> str:
     return render(conversation.messages(), conversation.tools)
 
 
-def _pool(rng: Random, tokenizer: Tokenizer) -> list[Tokens]:
-    texts = [text_of(training_conversation(rng)) for _ in range(POOL)]
-    rows = [np.array(code.ids, dtype=np.int64) for code in tokenizer.encode_batch(texts)]
-    return sorted((row for row in rows if len(row) <= MAX_TOKENS), key=len)
+def _pool(rng: Random, tokenizer: Tokenizer) -> list[Row]:
+    made = [training_conversation(rng) for _ in range(POOL)]
+    codes = tokenizer.encode_batch([text_of(one) for one in made])
+    rows = [
+        Row(np.array(code.ids, dtype=np.int64), one.foreign())
+        for code, one in zip(codes, made, strict=True)
+    ]
+    return [row for row in rows if len(row.ids) <= MAX_TOKENS]
 
 
-def padded(rows: list[Tokens], tokenizer: Tokenizer) -> Batch:
+def padded(rows: list[Row], tokenizer: Tokenizer) -> Batch:
     """Return rows, the longest last, as one batch."""
-    width = -(-len(rows[-1]) // ROUND) * ROUND
+    width = -(-len(rows[-1].ids) // ROUND) * ROUND
     ids = np.zeros((len(rows), width), dtype=np.int64)
     answers = np.zeros(ids.shape, dtype=np.bool_)
-    for index, row in enumerate(rows):
+    for index, (row, foreign) in enumerate(rows):
         ids[index, : len(row)] = row
-        answers[index, : len(row)] = answer_mask(row, tokenizer)
+        answers[index, : len(row)] = answer_mask(row, tokenizer, foreign)
     return Batch(ids, answers)
 
 
-def _cut(rows: list[Tokens], budget: int) -> Iterator[list[Tokens]]:
-    part: list[Tokens] = []
+def _cut(rows: list[Row], budget: int) -> Iterator[list[Row]]:
+    part: list[Row] = []
     for row in rows:
-        if part and (len(part) + 1) * len(row) > budget:
+        if part and (len(part) + 1) * len(row.ids) > budget:
             yield part
             part = []
         part.append(row)
@@ -176,10 +202,10 @@ def batches(tokenizer: Tokenizer, seed: int, budget: int) -> Iterator[Batch]:
     """Yield batches of conversations of like length, each of about this many tokens."""
     rng = Random(seed)
     while True:
-        rows: list[Tokens] = []
-        while sum(map(len, rows)) < 8 * budget:
+        rows: list[Row] = []
+        while sum(len(row.ids) for row in rows) < 8 * budget:
             rows += _pool(rng, tokenizer)
-        parts = list(_cut(sorted(rows, key=len), budget))
+        parts = list(_cut(sorted(rows, key=lambda row: len(row.ids)), budget))
         rng.shuffle(parts)
         for part in parts:
             yield padded(part, tokenizer)

@@ -92,9 +92,16 @@ class Said(NamedTuple):
 
 
 def meant(context: Context, kinds: Sequence[str], said: Said) -> list[Device]:
-    """Return the devices of these kinds (of any if there are none) that may be meant."""
+    """Return the devices of these kinds (of any if there are none) that may be meant.
+
+    Of lamps and lights "the lamp" means those that are called so, where there are any.
+    """
     named = [d for d in context.devices if d.name == said.text]
-    return named or [d for d in context.devices if (not kinds or d.kind in kinds) and said.fits(d)]
+    if named:
+        return named
+    found = [d for d in context.devices if (not kinds or d.kind in kinds) and said.fits(d)]
+    told = {word for word in said.text.split() if word in _NOUNS.get(said.kind, ())} - {said.kind}
+    return [d for d in found if told & set(d.name.split())] or found
 
 
 def in_part(rng: Random, device: Device, kinds: Sequence[str]) -> Said:
