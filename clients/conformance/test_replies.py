@@ -12,7 +12,7 @@ from clients.conformance.driving import Client, Driver
 from hearth.daemon.own_daemon import OwnDaemon
 from hearth_client import Client as Reference
 
-TURNS = [{"role": "user", "content": "Turn on the lamp"}]
+TURNS = [{"role": "user", "content": "Turn on the desk lamp"}]
 LAMP = {
     "name": "set_lamp",
     "description": "Switch the lamp on or off.",

@@ -88,7 +88,7 @@ def test_the_loop_with_tools_of_the_readme(
     assert second.chat.turns[1].reasoning == "hm"
     assert second.chat.turns[2].tool_call_id == second.chat.turns[1].tool_calls[0].id
     assert second.chat.tools == first.chat.tools
-    assert capsys.readouterr().out.startswith("0 1 2 3 ")
+    assert capsys.readouterr().out.startswith("get_weather {'a': 1}\n0 1 2 3 ")
 
 
 def test_the_client_in_thirty_lines_outlives_its_lease(

@@ -3,7 +3,8 @@
 
 int main(void) {
   const char *request =
-      "{\"messages\": [{\"role\": \"user\", \"content\": \"Turn on the lamp\"}], \"max_tokens\": 64}";
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"Turn on the desk lamp\"}],"
+      " \"max_tokens\": 64}";
   hearth_client *client = NULL; /* at $HEARTH_SOCKET, or the agreed place */
   hearth_generation *reply = NULL;
   const hearth_event *event = NULL;

@@ -88,6 +88,7 @@ export class Client {
 
   async #start(exchange, t, request, signal) {
     signal?.throwIfAborted();
+    if (typeof request !== "object" || request === null) refuse("a request is an object, such as { prompt }");
     for (const name of ["t", "id"]) {
       if (request[name] !== undefined) refuse(`${name} is the client's own`, name);
     }

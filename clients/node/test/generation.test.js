@@ -80,6 +80,15 @@ test(
 );
 
 test(
+  "a request that is no object is refused by what it has to be",
+  session(async (peer) => {
+    for (const request of ["Tell", null]) {
+      await assert.rejects(peer.client.generate(request).text(), { name: "RequestRefused", message: /is an object/ });
+    }
+  }),
+);
+
+test(
   "leaving the loop cancels",
   session(async (peer) => {
     const { generation, id } = await peer.generate();

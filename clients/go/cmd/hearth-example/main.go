@@ -17,7 +17,7 @@ func main() {
 	}
 	defer client.Close()
 	stream, err := client.Generate(ctx, &hearth.Generate{
-		Messages:  []hearth.Message{{Role: "user", Text: "Turn on the lamp"}},
+		Messages:  []hearth.Message{{Role: "user", Text: "Turn on the desk lamp"}},
 		MaxTokens: hearth.Ptr(64),
 	})
 	if err != nil {
