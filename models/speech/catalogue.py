@@ -48,7 +48,8 @@ def _stop(rng: Random) -> str:
             "Airport",
         )
     )
-    return f"{proper(rng) if likely(rng, 0.6) else rng.choice(('Central', 'Church', 'Main', 'Victoria', 'North', 'Union', 'High', 'Castle'))} {tail}"
+    known = ("Central", "Church", "Main", "Victoria", "North", "Union", "High", "Castle")
+    return f"{proper(rng) if likely(rng, 0.6) else rng.choice(known)} {tail}"
 
 
 def _artist(rng: Random) -> str:
@@ -127,11 +128,9 @@ def _device(rng: Random) -> str:
             "mower",
         )
     )
-    return (
-        noun
-        if likely(rng, 0.15)
-        else f"{compose_word(rng) if likely(rng, 0.3) else rng.choice((*PLACES[:40], 'front', 'back', 'left', 'old', 'new', 'small', 'big', 'main'))} {noun}"
-    )
+    known = (*PLACES[:40], "front", "back", "left", "old", "new", "small", "big", "main")
+    first = compose_word(rng) if likely(rng, 0.3) else rng.choice(known)
+    return noun if likely(rng, 0.15) else f"{first} {noun}"
 
 
 _WORDS: Final = (

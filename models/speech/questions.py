@@ -80,18 +80,18 @@ def state_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     device, text = found
     state, way = device.state, rng.random()
     players = [d for d in home.devices if d.kind == "speaker"]
-    if device in players and way < 0.3:  # noqa: PLR2004 - shares
+    if device in players and way < 0.3:
         where = f" in the {device.room}" if likely(rng, 0.6) else ""
         if len([d for d in players if not where or d.room == device.room]) == 1:
             user = f"{rng.choice(_MUSIC)}{where}?"
             return said("state", voiced(rng, user, plain=0.75), f"The {device.name} is {state}.")
     answer = f"The {device.name} is {state}."
     first = state.split()[0]
-    if state.startswith("set to") and way < 0.7:  # noqa: PLR2004 - shares
+    if state.startswith("set to") and way < 0.7:
         user = rng.choice(_SET).format(text)
-    elif first in _PAIRS and way < 0.4:  # noqa: PLR2004 - shares
+    elif first in _PAIRS and way < 0.4:
         user = rng.choice(_EITHER).format(text, first, _PAIRS[first])
-    elif first in _PAIRS and way < 0.75:  # noqa: PLR2004 - shares
+    elif first in _PAIRS and way < 0.75:
         asked = first if likely(rng, 0.5) else _PAIRS[first]
         user = rng.choice(_YES).format(text, asked)
         answer = f"{'Yes' if asked == first else 'No'}, the {device.name} is {state}."
@@ -100,7 +100,7 @@ def state_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     return said("state", voiced(rng, user, (text,), plain=0.75), answer, device.name)
 
 
-def where_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
+def where_turn(rng: Random, home: Home, _: set[str]) -> Turn | None:
     """Return a question for the room of a device."""
     found = _device(rng, home, set())
     if found is None or found[0].room in found[1]:
@@ -218,12 +218,12 @@ def group_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
             if found
             else f"There are 0 {many}."
         )
-    elif way == 2:  # noqa: PLR2004 - the third way
+    elif way == 2:
         ask = rng.choice(_ROOMS_WITH).format(noun, many)
         rooms = list(dict.fromkeys(d.room for d in found))
         answer = f"In the {', '.join(rooms)}." if found else f"There are no {many}."
-    elif way == 3 and found:  # noqa: PLR2004 - the fourth way
-        return _called_turn(rng, home, noun, found)
+    elif way == 3 and found:
+        return _called_turn(rng, noun, found)
     else:
         states = [d.state.split()[0] for d in found if d.state.split()[0] in _PAIRS]
         if not states or touched & {d.name for d in found}:
@@ -235,7 +235,7 @@ def group_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     return said("group", voiced(rng, ask, plain=0.75), answer)
 
 
-def _called_turn(rng: Random, home: Home, noun: str, found: list[Device]) -> Turn:
+def _called_turn(rng: Random, noun: str, found: list[Device]) -> Turn:
     room = rng.choice(found).room if likely(rng, 0.8) else rng.choice(PLACES)
     there = [d for d in found if d.room == room]
     ask = rng.choice(_CALLED).format(noun, room)
@@ -246,17 +246,17 @@ def _called_turn(rng: Random, home: Home, noun: str, found: list[Device]) -> Tur
 def list_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     """Return a question about a room or the whole list."""
     way = rng.randrange(6)
-    if way < 3:  # noqa: PLR2004 - half of them
+    if way < 3:
         room = rng.choice(home.devices).room if likely(rng, 0.88) else rng.choice(PLACES)
         there = [d for d in home.devices if d.room == room]
         ask = rng.choice(_IN_ROOM).format(room)
         answer = (
             f"In the {room}: {_names(there)}." if there else f"There are no devices in the {room}."
         )
-    elif way == 3:  # noqa: PLR2004 - the fourth way
+    elif way == 3:
         ask = rng.choice(_ALL)
         answer = f"Your devices: {_names(home.devices)}. That is {len(home.devices)}."
-    elif way == 4:  # noqa: PLR2004 - the fifth way
+    elif way == 4:
         ask, answer = rng.choice(_EVERY), f"Your devices: {_names(home.devices)}."
     else:
         if touched:

@@ -49,6 +49,8 @@ _SKY: Final = (
     "hail",
 )
 
+_DOES: Final = ("wins", "meets", "leaves", "buys", "finds")
+_LIKE: Final = ("small", "kind of", "large", "very old")
 FIELDS: Final[Mapping[str, Field]] = {
     "temperature": (("temperature", "temperature", "degrees", "temp", "temperature_c"), _n(-10,
         36), ("how warm is it?", "so, how warm is it?", "what's the temperature?", "is it cold?",
@@ -100,7 +102,7 @@ FIELDS: Final[Mapping[str, Field]] = {
         "what level is that?")),
     "dish": (("dish", "title", "name"), _from(DISHES, 0.3), ("what's it called?",
         "what is the dish?", "which recipe is it?")),
-    "translation": (("translation", "result", "word"), lambda rng: compose_word(rng),
+    "translation": (("translation", "result", "word"), compose_word,
         ("so how do you say it?", "what's the word?", "what is it then?")),
     "unread": (("unread", "count", "new_mails"), _n(0, 60), ("how many are there?",
         "how many did I get?", "are there many?")),
@@ -122,10 +124,10 @@ FIELDS: Final[Mapping[str, Field]] = {
     "driver": (("driver", "driver_name"), somebody, ("who is driving?",
         "what's the driver called?", "who picks me up?")),
     "headline": (("headline", "title", "news"),
-        lambda rng: f"{compose_word(rng)} {rng.choice(('wins', 'meets', 'leaves', 'buys', 'finds'))} {compose_word(rng)}",
+        lambda rng: f"{compose_word(rng)} {rng.choice(_DOES)} {compose_word(rng)}",
         ("what happened?", "what's the headline?", "so what's new?")),
     "meaning": (("meaning", "definition"),
-        lambda rng: f"a {rng.choice(('small', 'kind of', 'large', 'very old'))} {compose_word(rng)}",
+        lambda rng: f"a {rng.choice(_LIKE)} {compose_word(rng)}",
         ("what does it mean?", "so what is it?", "explain it")),
     "km": (("km", "distance_km", "kilometres"), _n(3, 3000), ("how far is that?",
         "how many kilometres?", "is it far?")),
