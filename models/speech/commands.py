@@ -223,7 +223,7 @@ def kept_of(one: Command) -> tuple[str, ...]:
 
 
 _SIGHS: Final = (
-    "I think I forgot {0}", "I forgot about {0}", "{0} is still on", "{0} bothers me", "see {0}?",
+    "I forgot about {0}", "{0} is still on", "{0} bothers me", "see {0}?",
     "{0} again", "about {0}", "you know {0}", "I'm looking at {0}", "{0} is annoying me",
     "I'm not sure about {0}", "I can't reach {0}", "I'm next to {0}", "{0} is too much right now",
     "I need {0} for a moment", "it's about {0}", "there's something with {0}", "so, {0}",
@@ -287,7 +287,7 @@ def room_turn(rng: Random, home: Home) -> Turn | None:
 
 
 _IN_ROOM: Final = (
-    "it's dark in the {0}", "the {0} is too warm", "it's cold in the {0}", "I'm in the {0}",
+    "the {0} is too warm", "it's cold in the {0}", "I'm in the {0}",
     "I'm going to the {0}", "the {0} is so dark", "somebody is in the {0}", "it's loud in the {0}",
     "the kids are in the {0}", "we're sitting in the {0}", "the {0} is a mess",
         "it's hot in the {0}",
@@ -374,7 +374,7 @@ def _group_turn(rng: Random, home: Home, one: Command, phrasing: str) -> Turn | 
         body += rng.choice((", the {0} one and the {1} one", ": {0} and {1}",
             ", the one in the {0} and the one in the {1}",
                             ", in the {0} and in the {1}",
-                                ", the {0} one and the one in the {1}")).format(a, b)  # fmt: skip
+                                ", the {1} one first, then the {0} one")).format(a, b)  # fmt: skip
     user = voiced(rng, body, tuple(one.slots.values()))
     steps = [step_of(one.intent, d.name, one.slots) for d in group]
     return made("pair", user, steps, plan=True)

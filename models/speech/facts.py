@@ -28,8 +28,12 @@ class Kind(NamedTuple):
     asked: tuple[str, ...]
 
 
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split("|") if part.strip())
+
+
 def _k(told: str, asked: str) -> Kind:
-    return Kind(tuple(told.split(" | ")), tuple(asked.split(" | ")))
+    return Kind(_parts(told), _parts(asked))
 
 
 # v is what is asked for; the others are what it is about.
@@ -46,7 +50,7 @@ KINDS: Final = (
        "do you remember my {rel}'s name? | what's the name of my {rel}?"),
     _k("I live here with {v} | I live with my {rel} {v} | I share the flat with {v} | "
        "{v} and I live here together",
-        "who do I live with? | who lives with me? | who shares the flat with me? |"
+        "who lives with me? | who shares the flat with me? |"
         " who else lives here?"),
     _k("the {thing} goes out on {day} | the {thing} are collected on {day} | "
        "they empty the {thing} on {day} | {thing} day is {day}",
@@ -57,19 +61,19 @@ KINDS: Final = (
        "I hid the {item} {where} | I left the {item} {where} | "
        "you'll find the {item} {where} | {name} put the {item} {where}",
        "where is the {item}? | where did I put the {item}? | "
-       "where did I say the {item} is? | where do we keep the {item}? | "
+       "where do we keep the {item}? | "
        "where's the {item}? | do you know where the {item} is? | "
-       "where did I leave the {item}? | I can't find the {item}, where is it?"),
+       "I can't find the {item}, where is it?"),
     _k("I parked the {car} {street} | the {car} is parked {street} | "
        "I left the {car} {street} | the {car} is {street}",
-        "where is the {car}? | where did I park the {car}? | where did I leave the {car}? |"
+        "where is the {car}? | where did I park the {car}? | "
         " where's my {car}? | do you remember where the {car} is?"),
     _k("{name} is allergic to {food} | {name} can't eat {food} | "
        "{name} doesn't eat {food} | {name} gets sick from {food} | "
        "{name} must not have {food}",
-       "what is {name} allergic to? | what can't {name} eat? | what does {name} not eat? | "
+       "what can't {name} eat? | what does {name} not eat? | "
        "is {name} allergic to something? | what should I not cook for {name}?"),
-    _k("I lent my {item} to {v} | {v} borrowed my {item} | {v} has my {item} | "
+    _k("{v} borrowed my {item} | {v} has my {item} | "
        "I gave the {item} to {v} | {v} took the {item} | my {item} is with {v}",
        "who has my {item}? | who borrowed my {item}? | who did I lend the {item} to? | "
        "who took the {item}? | who did I give the {item} to? | where is my {item}?"),
@@ -78,17 +82,17 @@ KINDS: Final = (
        "what's the {secret}? | what is the {secret} again? | what was the {secret}? | "
        "tell me the {secret} | can you give me the {secret}? | do you know the {secret}? | "
        "I forgot the {secret}"),
-    _k("I planted {plant} in the {place} | there are {plant} growing in the {place} | "
+    _k("there are {plant} growing in the {place} | "
        "I sowed {plant} in the {place} today",
-        "what did I plant in the {place}? | what's growing in the {place}? |"
+        "what's growing in the {place}? |"
         " what did I sow in the {place}?"),
-    _k("I planted {plant} in the {place} | I put the {plant} in the {place}",
+    _k("I put the {plant} in the {place}",
         "where did I plant the {plant}? | where are the {plant}?"),
     _k("my {pro} is {v} | my {pro} is called {v} | my {pro}'s name is {v} | "
        "I go to {v}, my {pro} | {v} is my {pro}",
        "what's my {pro} called? | who is my {pro}? | what is my {pro}'s name? | "
        "do you know who my {pro} is? | what's the name of my {pro}?"),
-    _k("our {baby} wakes up at {time} | the {baby} usually wakes up at {time} | "
+    _k("the {baby} usually wakes up at {time} | "
        "my {baby} gets up at {time} every day",
         "when does the {baby} wake up? | when does our {baby} usually get up? |"
         " what time does the {baby} wake up?"),
@@ -195,7 +199,6 @@ _LEADS: Final = (
         "listen, ",
 )  # fmt: skip
 _AFTER: Final = (
-    " Keep that in mind.",
     " Remember that.",
     " Please remember.",
     " Don't forget it.",

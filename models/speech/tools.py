@@ -30,7 +30,7 @@ _CURRENCY: Final = Family(
     (number_field("amount", "amount", "value", low=1, high=900), text_field("source", "source",
         "from", "base", values=lambda rng: rng.choice(list(MONEY))),
      text_field("target", "target", "to", "currency", values=lambda rng: rng.choice(list(MONEY)))),
-    ("how much is {0} {1} in {2}?", "convert {0} {1} to {2}", "{0} {1} in {2}",
+    ("convert {0} {1} to {2}", "{0} {1} in {2}",
         "what are {0} {1} in {2}?", "change {0} {1} into {2}",
         "how many {2} do I get for {0} {1}?"), (), frozenset({"off_topic"}),
 )  # fmt: skip
