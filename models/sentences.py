@@ -151,7 +151,7 @@ def strays_of(answer: str, sentence: Sentence) -> list[str]:
         function = json.loads(line)["function"]
         shapes[function["name"]] = function.get("parameters", {}).get("properties", {})
     for call in filter(lambda one: isinstance(one, dict), calls_of(answer)):
-        known, arguments = shapes.get(call.get("name"), {}), call.get("arguments")
+        known, arguments = shapes.get(str(call.get("name")), {}), call.get("arguments")
         for key, value in (arguments if isinstance(arguments, dict) else {}).items():
             if value not in known.get(key, {}).get("enum", [value]):
                 found.append(str(value))
@@ -171,10 +171,9 @@ def is_right(answer: str, expect: Any, devices: Sequence[str] = ()) -> bool:
         return not calls and (_same(actions, wanted) or _same(actions, plans))
     if calls or any(isinstance(one, dict) for one in actions):
         return False
-    if expect == "ask":
-        return answer.endswith("?")
-    if expect == "refuse":
-        return bool(_REFUSES.search(answer)) and not answer.endswith("?")
+    if expect in ("ask", "refuse"):
+        asks = answer.endswith("?")
+        return asks if expect == "ask" else bool(_REFUSES.search(answer)) and not asks
     if set(wanted) <= set(devices) and any(_has(answer, d) for d in set(devices) - set(wanted)):
         return False
     return all(_has(answer, str(word)) for word in wanted)

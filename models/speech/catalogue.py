@@ -48,7 +48,8 @@ def _stop(rng: Random) -> str:
             "Airport",
         )
     )
-    return f"{proper(rng) if likely(rng, 0.6) else rng.choice(('Central', 'Church', 'Main', 'Victoria', 'North', 'Union', 'High', 'Castle'))} {tail}"
+    known = ("Central", "Church", "Main", "Victoria", "North", "Union", "High", "Castle")
+    return f"{proper(rng) if likely(rng, 0.6) else rng.choice(known)} {tail}"
 
 
 def _artist(rng: Random) -> str:
@@ -127,11 +128,9 @@ def _device(rng: Random) -> str:
             "mower",
         )
     )
-    return (
-        noun
-        if likely(rng, 0.15)
-        else f"{compose_word(rng) if likely(rng, 0.3) else rng.choice((*PLACES[:40], 'front', 'back', 'left', 'old', 'new', 'small', 'big', 'main'))} {noun}"
-    )
+    known = (*PLACES[:40], "front", "back", "left", "old", "new", "small", "big", "main")
+    first = compose_word(rng) if likely(rng, 0.3) else rng.choice(known)
+    return noun if likely(rng, 0.15) else f"{first} {noun}"
 
 
 _WORDS: Final = (
@@ -328,20 +327,20 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
     Entry("read_sensor get_sensor sensor_value read_temperature",
         "Read a sensor of the home: temperature in degrees|Current temperature of a sensor",
         (_SENSOR_ENUM, ),
-          "how warm is it in the {0}?|how cold is it in the {0}?|"
-              "what's the temperature in the {0}?|is it warm in the {0}?|is it cold in the {0}?|"
+          "how cold is it in the {0}?|"
+              "what's the temperature in the {0}?|is it warm in the {0}?|"
               "how hot is the {0}?|read the {0} sensor|what does the {0} sensor say?|"
               "temperature in the {0}?|tell me how warm the {0} is|"
-              "what's the temperature down in the {0}?|is the {0} freezing?|"
+              "is the {0} freezing?|"
               "check the {0} temperature|how many degrees in the {0}?|is the {0} warm enough?",
               "temperature"),
     Entry("get_temperature room_temperature", "Temperature of a room", (ROOM_ENUM, ),
-        "how warm is it in the {0}?|what's the temperature of the {0}?|is the {0} too cold?|"
+        "what's the temperature of the {0}?|is the {0} too cold?|"
         "temperature {0}|how warm is the {0} now?|is it chilly in the {0}?", "temperature"),
     Entry("get_state get_status device_state check_device",
         "Get the current state of a device|State of a device", (_DEVICE_ENUM, ),
           "is the {0} on?|is the {0} open?|is the {0} closed?|is the {0} locked?|"
-              "has the {0} finished?|did I leave the {0} on?|is the {0} done?|"
+              "has the {0} finished?|is the {0} done?|"
               "what's the {0} doing?|is the {0} still running?|check the {0}|"
               "what's the state of the {0}?|did I close the {0}?|did I lock the {0}?|"
               "how is the {0}?|has the {0} stopped?|is the {0} ready?|can you check on the {0}?|"
@@ -349,31 +348,31 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
               "ask_state ask_on ask_locked ask_open ask_playing ask_set ask_sensor"),
     Entry("get_weather weather current_weather getWeather",
         "Get today's weather for a city|Weather of a city", (_CITY, ),
-          "what's the weather like in {0}?|how's the weather in {0}?|is it raining in {0}?|"
+          "how's the weather in {0}?|is it raining in {0}?|"
               "do I need a coat in {0}?|weather in {0}|is it sunny in {0} today?|"
-              "will it rain in {0} today?|check the weather in {0}|is it warm in {0}?|"
+              "will it rain in {0} today?|is it warm in {0}?|"
               "should I take an umbrella in {0}?|what's it like in {0} today?|"
               "do I need sunscreen in {0}?|tell me the weather for {0}|"
               "how cold is it in {0} today?|is there snow in {0}?",
               "temperature condition,temperature condition,temperature,wind_kmh condition,humidity",
               "off_topic"),
-    Entry("get_forecast forecast weather_forecast",
+    Entry("forecast_for forecast weather_forecast",
         "Weather forecast for the next days|Forecast of a city", (_CITY, number_field("days",
         "days", "number_of_days", low=2, high=10)),
-          "give me the forecast for {0} for {1} days|"
-              "what will the weather be in {0} over the next {1} days?|forecast for {0}, "
+          ""
+              "forecast for {0}, "
               "{1} days|how will the weather be in {0} for the next {1} days?|"
               "show me {1} days of weather in {0}|what's the {1} day forecast for {0}?|"
               "I'm in {0} for {1} days, what will the weather be?", "days_list condition",
               "off_topic"),
     Entry("get_time world_clock time_in local_time",
         "Get the current time in a city|Local time of a place", (_CITY, ),
-          "what time is it in {0}?|what's the time in {0}?|how late is it in {0}?|"
+          "how late is it in {0}?|"
               "tell me the time in {0}|time in {0}|what time do they have in {0}?|"
               "is it already night in {0}?|my {rel} is in {0}, what time is it there?|"
               "current time in {0}", "time", "off_topic"),
     Entry("set_timer start_timer countdown", "Start a timer", (_MIN,),
-          "set a timer for {0} minutes|start a timer for {0} minutes|timer for {0} minutes|"
+          "start a timer for {0} minutes|timer for {0} minutes|"
               "{0} minutes, please|the {dish} needs {0} minutes, start a timer|"
               "count down {0} minutes|I need a {0} minute timer|let me know in {0} minutes|"
               "put {0} minutes on the clock|time {0} minutes|start a {0} minute timer|"
@@ -386,7 +385,7 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
         "Send a message to a person|Send a text", (_t("to", "to", "recipient", "person",
         "contact", values=somebody), _t("text", "text", "message", "body", values=VALUES["",
         "text"])),
-          "send {0} a message saying {1}|text {0}: {1}|text {0} that {1}|tell {0} that {1}|"
+          "text {0}: {1}|text {0} that {1}|tell {0} that {1}|"
               "message {0}: {1}|send {0} a message: {1}|let {0} know that {1}|write to {0}: {1}|"
               "send a text to {0} saying {1}|send a message to {0}: {1}|message {0} saying {1}|"
               'text {0}: "{1}"|send {0} the message "{1}"|write {0} that {1}', "",
@@ -400,31 +399,32 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
         ), "call {0}|ring {0}|give {0} a ring|give {0} a call|phone {0}|I want to talk to {0}|"
         "get {0} on the line|I need to speak to {0}|can you call {0} for me?|"
         "put me through to {0}|start a call with {0}", "", "call"),
-    Entry("next_bus next_departure bus_times next_tram next_train", "Next departure from a stop",
+    Entry("bus_departures next_departure bus_times next_tram next_train",
+        "Next departure from a stop",
         (_t("stop", "stop", "station", "from", values=_stop), ),
-          "when does the next bus leave from {0}?|when's the next bus from {0}?|"
+          ""
               "next bus from {0}|when can I get a bus at {0}?|"
               "when does the next train leave {0}?|what time is the next tram from {0}?|"
               "when do I have to be at {0} for the bus?|departures from {0}",
               "line,departure departure line,departure,delay", "off_topic"),
     Entry("add_to_list list_add add_item", "Add an item to a list", (_LIST_ENUM, _ITEM),
-        "put {1} on the {0} list|add {1} to the {0} list|add {1} to my {0} list|"
+        "add {1} to my {0} list|"
         "write {1} on the {0} list|{1} on the {0} list|I need {1} on the {0} list|"
         "note {1} on my {0} list|put {1} on my {0} list", "", "add_item"),
-    Entry("read_list show_list get_list", "Read a list", (_LIST_ENUM, ),
-        "what's on the {0} list?|read me the {0} list|what do I have on my {0} list?|"
+    Entry("list_items show_list get_list", "Read a list", (_LIST_ENUM, ),
+        ""
         "show me the {0} list|is there anything on the {0} list?|tell me what's on my {0} list|"
         "read the {0} list|what have I got on the {0} list?", "items", ""),
     Entry("clear_list empty_list", "Delete all items of a list", (_LIST_ENUM, ),
         "clear the {0} list|empty my {0} list|delete everything on the {0} list|wipe the {0} list",
         "", ""),
-    Entry("get_power_usage power_usage energy_used",
+    Entry("room_power power_usage energy_used",
         "Energy used today, in kWh|Power usage of a room", (_ROOM, ),
-        "how much electricity did the {0} use today?|how much power does the {0} use?|"
+        "how much power does the {0} use?|"
         "what's the power usage of the {0}?|energy used in the {0}|"
         "how much energy did the {0} need today?|what did the {0} use in electricity?", "kwh",
         ""),
-    Entry("get_battery battery_level battery", "Battery level of a device, in percent", (_DEVICE,
+    Entry("battery_of battery_level battery", "Battery level of a device, in percent", (_DEVICE,
         ), "how much battery does the {0} have?|what's the battery of the {0}?|"
         "how full is the battery of the {0}?|is the {0} charged?|battery of the {0}|"
         "how much charge does the {0} have left?|does the {0} need charging?|"
@@ -437,54 +437,54 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
         "please|I'd like to listen to {0}", "", "play play_something play_in_room"),
     Entry("set_volume volume", "Set the volume, from 0 to 100", (number_field("level", "level",
         "volume", "percent", low=0, high=100), ),
-        "set the volume to {0}|volume {0}|set the volume to {0} percent|put the volume at {0}|"
+        "volume {0}|put the volume at {0}|"
         "turn the volume to {0}|make the volume {0} percent|I want volume {0}", "",
         "media everyday"),
-    Entry("get_pollen pollen_count air_quality get_air_quality get_uv uv_index",
+    Entry("pollen_today pollen_count air_quality get_air_quality get_uv uv_index",
         "Current value for a city", (_CITY, ), "", "index,level", "off_topic"),
-    Entry("find_recipe get_recipe recipe_search", "Find a recipe for a dish", (_t("dish", "dish",
+    Entry("recipe_for get_recipe recipe_search", "Find a recipe for a dish", (_t("dish", "dish",
         "query", "food", values=_from(_DISHES, 0.3)), ),
-        "find me a recipe for {0}|how do I make {0}?|I want to cook {0}, find a recipe|"
+        "how do I make {0}?|I want to cook {0}, find a recipe|"
         "recipe for {0}|give me a recipe for {0}|how do you cook {0}?|show me a recipe for {0}|"
         "I'd like to make {0}, how does it go?",
         "dish,minutes,ingredients minutes,servings ingredients", "off_topic"),
-    Entry("translate_word translate translation", "Translate a word into a language", (_t("word",
+    Entry("translate_text translate translation", "Translate a word into a language", (_t("word",
         "word", "text", values=_from(_WORDS, 0.25)), _t("language", "language", "target", "to",
         values=lambda rng: rng.choice(_LANGUAGES))),
-        "how do you say {0} in {1}?|what's {0} in {1}?|translate {0} into {1}|"
+        "what's {0} in {1}?|translate {0} into {1}|"
         "what is the {1} word for {0}?|{0} in {1}, please|what does {0} mean in {1}?|"
         "translate the word {0} to {1}|I need the {1} word for {0}", "translation", "off_topic"),
-    Entry("count_unread_mail unread_mail check_mail", "Count the unread e-mails", (),
+    Entry("unread_mails unread_mail check_mail", "Count the unread e-mails", (),
         "have I got mail?|do I have any new mail?|how many unread mails do I have?|"
         "any new e-mails?|check my mail|is there any unread mail?|did I get an e-mail?|"
         "anything in my inbox?|how full is my inbox?", "unread,newest_from unread", "off_topic"),
-    Entry("get_solar_output solar_power solar_now",
+    Entry("panel_power solar_power solar_now",
         "Current output of the solar panels, in watts", (),
         "how much are the solar panels making?|what's the solar output?|"
         "how much power comes from the roof?|are the solar panels working?|"
         "how much sun power do we have right now?|solar output, please|"
         "what do the panels produce?", "watts watts,today_kwh", ""),
-    Entry("feed_pet dispense_food feeder", "Give the pet food, in grams", (number_field("grams",
+    Entry("pet_feeder dispense_food feeder", "Give the pet food, in grams", (number_field("grams",
         "grams", "amount", low=10, high=300), ),
-        "give the {pet} {0} grams of food|feed the {pet} {0} grams|{0} grams for the {pet}|"
+        "feed the {pet} {0} grams|{0} grams for the {pet}|"
         "put {0} grams in the bowl|let the {pet} have {0} grams|the {pet} gets {0} grams", "",
         ""),
-    Entry("activate_scene set_scene start_scene scene", "Activate a scene of the home",
+    Entry("apply_scene set_scene start_scene scene", "Activate a scene of the home",
         (_few(_SCENES, "scene", "scene", "name", made_up=0.15), ),
-        "{0} scene, please|activate the {0} scene|put on the {0} scene|start the {0} scene|"
+        "{0} scene, please|activate the {0} scene|start the {0} scene|"
         "set the {0} scene|{0} mode|switch to the {0} scene|I want the {0} scene|"
         "turn on the {0} scene|let's have the {0} scene|make it {0}|time for the {0} scene|"
         "go to {0} mode", "", "scenes"),
-    Entry("read_humidity get_humidity humidity", "Humidity of a room, in percent", (_ROOM, ),
-        "what's the humidity in the {0}?|how humid is it in the {0}?|is it damp in the {0}?|"
+    Entry("room_humidity get_humidity humidity", "Humidity of a room, in percent", (_ROOM, ),
+        "how humid is it in the {0}?|is it damp in the {0}?|"
         "is the air dry in the {0}?|humidity in the {0}|how's the humidity in the {0}?|"
         "tell me how humid the {0} is", "humidity", ""),
     Entry("read_co2 get_co2 air_sensor", "CO2 of a room in ppm", (_ROOM, ),
         "how's the air in the {0}?|is the air bad in the {0}?|what's the CO2 in the {0}?|"
         "do I need to air the {0}?|how fresh is the air in the {0}?", "ppm", ""),
-    Entry("get_share_price stock_price quote", "Share price of a company", (_t("company",
+    Entry("share_price stock_price quote", "Share price of a company", (_t("company",
         "company", "symbol", "name", values=_company), ),
-        "what's the share price of {0}?|how is {0} doing on the stock market?|"
+        "how is {0} doing on the stock market?|"
         "what does a share of {0} cost?|{0} stock price|how much is {0} worth?|"
         "what are {0} shares at?|how are {0} shares?", "price,change price", "off_topic"),
     Entry("book_table reserve_table", "Book a table in a restaurant", (_t("restaurant",
@@ -522,7 +522,7 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
         "charge up to {0}%", "", ""),
     Entry("get_calendar calendar_day agenda", "Appointments of a day", (_t("day", "day", "date",
         values=lambda rng: rng.choice(DAYS)), ),
-        "what do I have on {0}?|what's in my calendar on {0}?|am I free on {0}?|"
+        "what's in my calendar on {0}?|am I free on {0}?|"
         "do I have anything on {0}?|my appointments on {0}|what are my plans for {0}?|"
         "how busy am I on {0}?", "events", ""),
     Entry("create_note take_note save_note", "Save a note", (_t("text", "text", "note", "content",
@@ -544,7 +544,7 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
     Entry("water_zone start_irrigation water_plants",
         "Water a zone of the garden for some minutes", (_few(("lawn", "roses", "hedge", "beds",
         "pots", "orchard", "vegetables", "front yard", "herbs"), "zone", "zone", "area"), _MIN),
-        "water the {0} for {1} minutes|give the {0} {1} minutes of water|"
+        "give the {0} {1} minutes of water|"
         "{1} minutes of water for the {0}|irrigate the {0} for {1} minutes", "", ""),
     Entry("get_score match_result team_score", "Last result of a team", (_t("team", "team",
         "club", values=lambda rng: rng.choice((proper(rng), f"{proper(rng)} United",
@@ -558,7 +558,7 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
     Entry("find_phone locate_device ring_device locate", "Find a device and say where it is",
         (_t("device", "device", "name", "what", values=_device), ),
         "where is my {0}?|find my {0}|I can't find the {0}|locate the {0}|"
-        "where did I leave the {0}?", "place", ""),
+        "place", ""),
     Entry("roll_dice dice", "Roll a die", (number_field("sides", "sides", "faces", low=4,
         high=20), ), "roll a die with {0} sides|roll a {0} sided die|throw a die with {0} faces|"
         "give me a number from a {0} sided die", "number", ""),
@@ -567,11 +567,11 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
         "from_unit", values=lambda rng: rng.choice(("miles", "pounds", "inches", "cups", "ounces",
         "feet"))), _t("target", "target", "to_unit", values=lambda rng: rng.choice(("kilometres",
         "kilograms", "centimetres", "litres", "grams", "metres")))),
-        "how much is {0} {1} in {2}?|convert {0} {1} to {2}|{0} {1} in {2}|"
+        "convert {0} {1} to {2}|{0} {1} in {2}|"
         "what are {0} {1} in {2}?|how many {2} are {0} {1}?", "result", "off_topic"),
     Entry("set_thermostat heat_room set_heating", "Set the temperature of a room", (ROOM_ENUM,
         number_field("degrees", "degrees", "temperature", low=5, high=28)),
-        "set the {0} to {1} degrees|heat the {0} to {1}|I want {1} degrees in the {0}|"
+        "heat the {0} to {1}|I want {1} degrees in the {0}|"
         "make it {1} degrees in the {0}|{0} at {1} degrees|warm the {0} up to {1} degrees", "",
         "climate everyday"),
     Entry("set_light switch_light light", "Switch the light of a room", (ROOM_ENUM,
@@ -588,7 +588,7 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
         "robots everyday plans"),
     Entry("take_photo snapshot camera_picture", "Take a picture with a camera", (_few(("door",
         "garden", "porch", "garage", "nursery", "street", "yard", "pool", "hall"), "camera",
-        "camera", "name"), ), "take a picture with the {0} camera|show me the {0} camera|"
+        "camera", "name"), ), "show me the {0} camera|"
         "who is in front of the {0} camera?|snapshot of the {0}, please|"
         "a photo from the {0} camera", "picture", ""),
     Entry("get_bin_day next_collection", "Next day the bins are collected", (),
@@ -612,7 +612,7 @@ CATALOGUE: Final[tuple[Entry, ...]] = (
 )  # fmt: skip
 
 _POLLEN: Final = {
-    "pollen": ("how bad is the pollen in {0}?", "what's the pollen count in {0}?",
+    "pollen": ("what's the pollen count in {0}?",
         "is there a lot of pollen in {0}?", "pollen in {0}",
         "should people with hay fever go out in {0}?"),
     "air": ("how's the air in {0}?", "is the air clean in {0}?", "what's the air quality in {0}?",
@@ -624,7 +624,7 @@ _POLLEN: Final = {
 
 def family_of(rng: Random, entry: Entry) -> Family:
     """Return an entry as a family, with listed values drawn for this conversation."""
-    names, asked = entry.names.split(), tuple(entry.asked.split("|"))
+    names, asked = entry.names.split(), tuple(filter(None, entry.asked.split("|")))
     if not entry.asked:
         name = rng.choice(names)
         topic = next((key for key in _POLLEN if key in name), "air")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final, NamedTuple
 
-from models.conversations import Turn, fill, kinds_of, on_device
-from models.domain import Combination, Context, Device, Intent, Pending, likely
+from models.conversations import fill, kinds_of, on_device
+from models.domain import Combination, Context, Device, Intent, Pending, Turn, likely
 from models.intents import INTENTS
 from models.replies import action, as_json, combination_of
 from models.speech.homes import PLACES, SHOWN, Home
@@ -46,6 +46,7 @@ class Reference(NamedTuple):
 
 
 def words_in(noun: str, device: Device) -> bool:
+    """Return whether a device is called by a noun."""
     return f" {noun.lower()} " in f" {device.name.lower()} "
 
 
@@ -63,17 +64,17 @@ def refer(rng: Random, home: Home, device: Device, kinds: Sequence[str]) -> Refe
     able = [d for d in home.devices if not kinds or d.kind in kinds]
     name, room = device.name, device.room
     way = rng.random()
-    if way < 0.42:  # noqa: PLR2004 - shares
+    if way < 0.42:
         return Reference(name, (device,))
     noun = rng.choice((*home.said(device), name.split()[-1]))
-    if way < 0.66:  # noqa: PLR2004 - shares
+    if way < 0.66:
         if any(d.name == noun for d in home.devices):
             return Reference(noun, tuple(d for d in able if d.name == noun))
         found = _by_noun(home, able, noun)
         if found is not None and len(found) == 1 and likely(rng, 0.15):
             noun = plural_of(noun)
         return None if found is None else Reference(noun, found)
-    if way < 0.84:  # noqa: PLR2004 - shares
+    if way < 0.84:
         there = [d for d in able if room == d.room or d.name.startswith(f"{room} ")]
         found = _by_noun(home, there, noun)
         text = rng.choice((f"{room} {noun}", f"{noun} in the {room}", f"{noun} in the {room}"))
@@ -132,16 +133,17 @@ def spoken(rng: Random, phrasing: str, slots: dict[str, str], said: str) -> str:
         said[:1].isupper() and said.split(maxsplit=1)[0] not in {"TV", "AC", "LED"}
     ) or "'s " in said:
         phrasing = phrasing.replace("the {device}", "{device}")
-    elif article < 0.12:  # noqa: PLR2004 - shares
+    elif article < 0.12:
         phrasing = phrasing.replace(
             "the {device}", f"{rng.choice(('my', 'our', 'that'))} {{device}}"
         )
-    elif article < 0.2:  # noqa: PLR2004 - shares
+    elif article < 0.2:
         phrasing = phrasing.replace("the {device}", "{device}")
     return phrasing.format(**{**shown, "device": said})
 
 
 def slots_of(rng: Random, intent: Intent, device: Device) -> dict[str, str] | None:
+    """Return values for the slots of an intent but its device."""
     draw = fill(intent, rng, Context((device,), listed=False))
     if draw is None:
         return None
@@ -216,11 +218,12 @@ def said(name: str, user: str, answer: str, subject: str = "") -> Turn:
 
 
 def kept_of(one: Command) -> tuple[str, ...]:
+    """Return the words of a command that its answer copies."""
     return (one.reference.text, *one.slots.values())
 
 
 _SIGHS: Final = (
-    "I think I forgot {0}", "I forgot about {0}", "{0} is still on", "{0} bothers me", "see {0}?",
+    "I forgot about {0}", "{0} is still on", "{0} bothers me", "see {0}?",
     "{0} again", "about {0}", "you know {0}", "I'm looking at {0}", "{0} is annoying me",
     "I'm not sure about {0}", "I can't reach {0}", "I'm next to {0}", "{0} is too much right now",
     "I need {0} for a moment", "it's about {0}", "there's something with {0}", "so, {0}",
@@ -284,9 +287,10 @@ def room_turn(rng: Random, home: Home) -> Turn | None:
 
 
 _IN_ROOM: Final = (
-    "it's dark in the {0}", "the {0} is too warm", "it's cold in the {0}", "I'm in the {0}",
+    "the {0} is too warm", "it's cold in the {0}", "I'm in the {0}",
     "I'm going to the {0}", "the {0} is so dark", "somebody is in the {0}", "it's loud in the {0}",
-    "the kids are in the {0}", "we're sitting in the {0}", "the {0} is a mess", "it's hot in the {0}",
+    "the kids are in the {0}", "we're sitting in the {0}", "the {0} is a mess",
+        "it's hot in the {0}",
     "I can't see anything in the {0}", "I just came from the {0}", "I need the {0} ready",
     "the {0} needs some care", "nobody is in the {0}", "we're done in the {0}", "the {0} is stuffy",
 )  # fmt: skip
@@ -325,14 +329,14 @@ def same_turn(rng: Random, home: Home) -> Turn | None:
         return None
     kinds = kinds_of(NAMED[one.intent])
     able = [d for d in home.devices if d.kind in kinds]
-    if len(able) < 2:  # noqa: PLR2004 - two of them
+    if len(able) < 2:
         return None
     phrasing = rng.choice(PHRASINGS[one.intent])
     if "{device}'s" in phrasing or phrasing.endswith("?"):
         return None
     if likely(rng, 0.35):
         return _group_turn(rng, home, one, phrasing)
-    chosen = rng.sample(able, 3 if len(able) > 2 and likely(rng, 0.15) else 2)  # noqa: PLR2004
+    chosen = rng.sample(able, 3 if len(able) > 2 and likely(rng, 0.15) else 2)
     named = [refer(rng, home, device, kinds) for device in chosen]
     if any(r is None or len(r.found) != 1 for r in named):
         return None
@@ -355,20 +359,22 @@ def _group_turn(rng: Random, home: Home, one: Command, phrasing: str) -> Turn | 
     noun = home.said(device)[0]
     room = device.room if likely(rng, 0.4) else ""
     group = [d for d in home.devices if noun in home.said(d) and (not room or d.room == room)]
-    if len(group) < 2 or any(noun in d.name and d not in group for d in home.devices if not room):  # noqa: PLR2004
+    if len(group) < 2 or any(noun in d.name and d not in group for d in home.devices if not room):
         return None
     many = plural_of(noun)
     ways = [f"all the {many}", f"all {many}", f"all of the {many}", f"every {noun}"]
     if one.intent in {"turn_on", "turn_off", "open", "close", "lock", "unlock"}:
         ways += [f"the {many}", f"the {many}", many]
-    if len(group) == 2:  # noqa: PLR2004 - both
+    if len(group) == 2:
         ways = [f"both {many}", f"both the {many}", f"both of the {many}", f"the two {many}", *ways]
     text = rng.choice(ways) + (f" in the {room}" if room else "")
     body = spoken(rng, phrasing.replace("the {device}", "{device}"), one.slots, text)
-    if len(group) == len({d.room for d in group}) == 2 and likely(rng, 0.25):  # noqa: PLR2004
+    if len(group) == len({d.room for d in group}) == 2 and likely(rng, 0.25):
         a, b = rng.sample([d.room for d in group], 2)
-        body += rng.choice((", the {0} one and the {1} one", ": {0} and {1}", ", the one in the {0} and the one in the {1}",
-                            ", in the {0} and in the {1}", ", the {0} one and the one in the {1}")).format(a, b)  # fmt: skip
+        body += rng.choice((", the {0} one and the {1} one", ": {0} and {1}",
+            ", the one in the {0} and the one in the {1}",
+                            ", in the {0} and in the {1}",
+                                ", the {1} one first, then the {0} one")).format(a, b)  # fmt: skip
     user = voiced(rng, body, tuple(one.slots.values()))
     steps = [step_of(one.intent, d.name, one.slots) for d in group]
     return made("pair", user, steps, plan=True)
@@ -377,7 +383,7 @@ def _group_turn(rng: Random, home: Home, one: Command, phrasing: str) -> Turn | 
 def split_turn(rng: Random, home: Home) -> Turn | None:
     """Return a short message of devices, each with `on` or `off`."""
     able = [d for d in home.devices if d.kind in kinds_of(NAMED["turn_on"])]
-    if len(able) < 2:  # noqa: PLR2004 - two of them
+    if len(able) < 2:
         return None
     chosen = rng.sample(able, min(len(able), rng.choice((2, 2, 2, 3))))
     parts, steps = [], []
@@ -389,9 +395,10 @@ def split_turn(rng: Random, home: Home) -> Turn | None:
         parts.append(rng.choice((f"{reference.text} {state}", f"{reference.text} {state}",
                                  f"the {reference.text} {state}")))  # fmt: skip
         steps.append(step_of(f"turn_{state}", device.name, {}))
-    text = rng.choice((", ", " and ", ", ")).join(parts) if len(parts) == 2 else ", ".join(parts)  # noqa: PLR2004
+    text = rng.choice((", ", " and ", ", ")).join(parts) if len(parts) == 2 else ", ".join(parts)
     if likely(rng, 0.25):
-        text = f"{rng.choice(('please', 'quickly', 'now', 'switches', 'all right', 'as always'))}: {text}"
+        head = rng.choice(("please", "quickly", "now", "switches", "all right", "as always"))
+        text = f"{head}: {text}"
     return made("pair", voiced(rng, text, parts), steps, plan=True)
 
 

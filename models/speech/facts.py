@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from models.domain import Turn, likely
 from models.speech.commands import said
 from models.speech.homes import PLACES
-from models.speech.voice import RELATIVES, lower_case, somebody, upper
+from models.speech.voice import RELATIVES, lower_case, proper, somebody, upper
 from models.vocabulary import (
     COLOURS,
     DAYS,
@@ -28,85 +28,138 @@ class Kind(NamedTuple):
     asked: tuple[str, ...]
 
 
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split("|") if part.strip())
+
+
 def _k(told: str, asked: str) -> Kind:
-    return Kind(tuple(told.split(" | ")), tuple(asked.split(" | ")))
+    return Kind(_parts(told), _parts(asked))
 
 
 # v is what is asked for; the others are what it is about.
 KINDS: Final = (
-    _k("my {pet} is called {v} | our {pet} is called {v} | my {pet}'s name is {v} | the {pet}'s name is {v} | we named our {pet} {v} | we have a {pet} called {v} | I have a {pet} named {v}",
-       "what's my {pet}'s name? | what is my {pet} called? | what's our {pet} called? | do you know my {pet}'s name? | how is my {pet} called? | tell me the name of my {pet} | what did we name the {pet}?"),
-    _k("my {rel} is called {v} | my {rel}'s name is {v} | {v} is my {rel} | I live with my {rel} {v} | my {rel} {v} lives with me | this is my {rel} {v}",
-       "what's my {rel} called? | what is my {rel}'s name? | who is my {rel}? | do you remember my {rel}'s name? | what's the name of my {rel}?"),
-    _k("I live here with {v} | I live with my {rel} {v} | I share the flat with {v} | {v} and I live here together",
-        "who do I live with? | who lives with me? | who shares the flat with me? |"
+    _k("my {pet} is called {v} | our {pet} is called {v} | my {pet}'s name is {v} | "
+       "the {pet}'s name is {v} | we named our {pet} {v} | we have a {pet} called {v} | "
+       "I have a {pet} named {v}",
+       "what's my {pet}'s name? | what is my {pet} called? | what's our {pet} called? | "
+       "do you know my {pet}'s name? | how is my {pet} called? | "
+       "tell me the name of my {pet} | what did we name the {pet}?"),
+    _k("my {rel} is called {v} | my {rel}'s name is {v} | {v} is my {rel} | "
+       "I live with my {rel} {v} | my {rel} {v} lives with me | this is my {rel} {v}",
+       "what's my {rel} called? | what is my {rel}'s name? | who is my {rel}? | "
+       "do you remember my {rel}'s name? | what's the name of my {rel}?"),
+    _k("I live here with {v} | I live with my {rel} {v} | I share the flat with {v} | "
+       "{v} and I live here together",
+        "who lives with me? | who shares the flat with me? |"
         " who else lives here?"),
-    _k("the {thing} goes out on {day} | the {thing} are collected on {day} | they empty the {thing} on {day} | {thing} day is {day}",
-       "what day does the {thing} go out? | when are the {thing} collected? | on which day is the {thing}? | when is {thing} day? | when do they empty the {thing}?"),
-    _k("the {item} is {where} | I put the {item} {where} | the {item} is kept {where} | I hid the {item} {where} | I left the {item} {where} | you'll find the {item} {where} | {name} put the {item} {where}",
-       "where is the {item}? | where did I put the {item}? | where did I say the {item} is? | where do we keep the {item}? | where's the {item}? | do you know where the {item} is? | where did I leave the {item}? | I can't find the {item}, where is it?"),
-    _k("I parked the {car} {street} | the {car} is parked {street} | I left the {car} {street} | the {car} is {street}",
-        "where is the {car}? | where did I park the {car}? | where did I leave the {car}? |"
+    _k("the {thing} goes out on {day} | the {thing} are collected on {day} | "
+       "they empty the {thing} on {day} | {thing} day is {day}",
+       "what day does the {thing} go out? | when are the {thing} collected? | "
+       "on which day is the {thing}? | when is {thing} day? | "
+       "when do they empty the {thing}?"),
+    _k("the {item} is {where} | I put the {item} {where} | the {item} is kept {where} | "
+       "I hid the {item} {where} | I left the {item} {where} | "
+       "you'll find the {item} {where} | {name} put the {item} {where}",
+       "where is the {item}? | where did I put the {item}? | "
+       "where do we keep the {item}? | "
+       "where's the {item}? | do you know where the {item} is? | "
+       "I can't find the {item}, where is it?"),
+    _k("I parked the {car} {street} | the {car} is parked {street} | "
+       "I left the {car} {street} | the {car} is {street}",
+        "where is the {car}? | where did I park the {car}? | "
         " where's my {car}? | do you remember where the {car} is?"),
-    _k("{name} is allergic to {food} | {name} can't eat {food} | {name} doesn't eat {food} | {name} gets sick from {food} | {name} must not have {food}",
-       "what is {name} allergic to? | what can't {name} eat? | what does {name} not eat? | is {name} allergic to something? | what should I not cook for {name}?"),
-    _k("I lent my {item} to {v} | {v} borrowed my {item} | {v} has my {item} | I gave the {item} to {v} | {v} took the {item} | my {item} is with {v}",
-       "who has my {item}? | who borrowed my {item}? | who did I lend the {item} to? | who took the {item}? | who did I give the {item} to? | where is my {item}?"),
-    _k("the {secret} is {code} | the {secret} is now {code} | our {secret} is {code} | remember the {secret}: {code} | {code} is the {secret}",
-       "what's the {secret}? | what is the {secret} again? | what was the {secret}? | tell me the {secret} | can you give me the {secret}? | do you know the {secret}? | I forgot the {secret}"),
-    _k("I planted {plant} in the {place} | there are {plant} growing in the {place} | I sowed {plant} in the {place} today",
-        "what did I plant in the {place}? | what's growing in the {place}? |"
+    _k("{name} is allergic to {food} | {name} can't eat {food} | "
+       "{name} doesn't eat {food} | {name} gets sick from {food} | "
+       "{name} must not have {food}",
+       "what can't {name} eat? | what does {name} not eat? | "
+       "is {name} allergic to something? | what should I not cook for {name}?"),
+    _k("{v} borrowed my {item} | {v} has my {item} | "
+       "I gave the {item} to {v} | {v} took the {item} | my {item} is with {v}",
+       "who has my {item}? | who borrowed my {item}? | who did I lend the {item} to? | "
+       "who took the {item}? | who did I give the {item} to? | where is my {item}?"),
+    _k("the {secret} is {code} | the {secret} is now {code} | our {secret} is {code} | "
+       "remember the {secret}: {code} | {code} is the {secret}",
+       "what's the {secret}? | what is the {secret} again? | what was the {secret}? | "
+       "tell me the {secret} | can you give me the {secret}? | do you know the {secret}? | "
+       "I forgot the {secret}"),
+    _k("there are {plant} growing in the {place} | "
+       "I sowed {plant} in the {place} today",
+        "what's growing in the {place}? |"
         " what did I sow in the {place}?"),
-    _k("I planted {plant} in the {place} | I put the {plant} in the {place}",
+    _k("I put the {plant} in the {place}",
         "where did I plant the {plant}? | where are the {plant}?"),
-    _k("my {pro} is {v} | my {pro} is called {v} | my {pro}'s name is {v} | I go to {v}, my {pro} | {v} is my {pro}",
-       "what's my {pro} called? | who is my {pro}? | what is my {pro}'s name? | do you know who my {pro} is? | what's the name of my {pro}?"),
-    _k("our {baby} wakes up at {time} | the {baby} usually wakes up at {time} | my {baby} gets up at {time} every day",
+    _k("my {pro} is {v} | my {pro} is called {v} | my {pro}'s name is {v} | "
+       "I go to {v}, my {pro} | {v} is my {pro}",
+       "what's my {pro} called? | who is my {pro}? | what is my {pro}'s name? | "
+       "do you know who my {pro} is? | what's the name of my {pro}?"),
+    _k("the {baby} usually wakes up at {time} | "
+       "my {baby} gets up at {time} every day",
         "when does the {baby} wake up? | when does our {baby} usually get up? |"
         " what time does the {baby} wake up?"),
-    _k("the {baby} goes to bed at {time} | our {baby} sleeps from {time} | {baby} bedtime is {time}",
+    _k("the {baby} goes to bed at {time} | our {baby} sleeps from {time} | "
+       "{baby} bedtime is {time}",
         "when does the {baby} go to bed? | what time is {baby} bedtime? |"
         " when does the {baby} sleep?"),
-    _k("the {event} is on {day} | the {event} is on {day} at {time} | we have the {event} on {day} | I have a {event} on {day} | the {event} was moved to {day}",
-       "when is the {event}? | what day is the {event}? | on which day do I have the {event}? | when's my {event}? | do you know when the {event} is?"),
-    _k("the {event} starts at {time} | the {event} is at {time} | I have to be at the {event} at {time}",
+    _k("the {event} is on {day} | the {event} is on {day} at {time} | "
+       "we have the {event} on {day} | I have a {event} on {day} | "
+       "the {event} was moved to {day}",
+       "when is the {event}? | what day is the {event}? | "
+       "on which day do I have the {event}? | when's my {event}? | "
+       "do you know when the {event} is?"),
+    _k("the {event} starts at {time} | the {event} is at {time} | "
+       "I have to be at the {event} at {time}",
         "when does the {event} start? | what time is the {event}? | at what time is my {event}? |"
         " when do I have to be at the {event}?"),
     _k("{name}'s birthday is on {date} | {name} was born on {date} | {name} turns {num} on {date}",
         "when is {name}'s birthday? | when was {name} born? | what day is {name}'s birthday? |"
         " when does {name} have a birthday?"),
-    _k("my favourite {sort} is {v2} | I like {v2} best, it's my favourite {sort} | the {sort} I like most is {v2} | my favorite {sort} is {v2}",
-       "what's my favourite {sort}? | do you know my favourite {sort}? | what is my favorite {sort}? | which {sort} do I like best? | tell me my favourite {sort}"),
-    _k("{name} likes {food} | {name} loves {food} | {name}'s favourite is {food} | {name} is fond of {food} | {name} only drinks {food}",
-       "what does {name} like? | what does {name} love? | what can I offer {name}? | what's {name}'s favourite? | what is {name} fond of?"),
-    _k("{name} is coming on {day} | {name} visits us on {day} | {name} arrives on {day} at {time} | we expect {name} on {day} | {name} will stay until {day}",
-       "when is {name} coming? | when does {name} visit us? | when does {name} arrive? | which day do we expect {name}? | until when does {name} stay?"),
-    _k("{name} lives in {city} | {name} moved to {city} | {name} has a house in {city} | {name} works in {city}",
+    _k("my favourite {sort} is {v2} | I like {v2} best, it's my favourite {sort} | "
+       "the {sort} I like most is {v2} | my favorite {sort} is {v2}",
+       "what's my favourite {sort}? | do you know my favourite {sort}? | "
+       "what is my favorite {sort}? | which {sort} do I like best? | "
+       "tell me my favourite {sort}"),
+    _k("{name} likes {food} | {name} loves {food} | {name}'s favourite is {food} | "
+       "{name} is fond of {food} | {name} only drinks {food}",
+       "what does {name} like? | what does {name} love? | what can I offer {name}? | "
+       "what's {name}'s favourite? | what is {name} fond of?"),
+    _k("{name} is coming on {day} | {name} visits us on {day} | "
+       "{name} arrives on {day} at {time} | we expect {name} on {day} | "
+       "{name} will stay until {day}",
+       "when is {name} coming? | when does {name} visit us? | when does {name} arrive? | "
+       "which day do we expect {name}? | until when does {name} stay?"),
+    _k("{name} lives in {city} | {name} moved to {city} | {name} has a house in {city} | "
+       "{name} works in {city}",
         "where does {name} live? | where did {name} move? | which city is {name} in? |"
         " where does {name} work?"),
     _k("I work at {city} | I work as a {job} | I am a {job} | I'm a {job} by trade",
         "what do I do for a living? | what's my job? | where do I work? | what do I work as?"),
     _k("{name} works as a {job} | {name} is a {job} | my friend {name} is a {job}",
         "what does {name} do? | what is {name}'s job? | what does {name} work as?"),
-    _k("I take my {med} at {time} | I have to take the {med} at {time} | the {med} is at {time} every day",
+    _k("I take my {med} at {time} | I have to take the {med} at {time} | "
+       "the {med} is at {time} every day",
         "when do I take my {med}? | what time is my {med}? | when do I have to take the {med}?"),
-    _k("I paid {num} euros for the {item} | the {item} cost {num} euros | the {item} was {num} pounds",
+    _k("I paid {num} euros for the {item} | the {item} cost {num} euros | "
+       "the {item} was {num} pounds",
         "how much was the {item}? | what did the {item} cost? | what did I pay for the {item}? |"
         " how much did I pay for the {item}?"),
-    _k("the {car} needs {num} litres of oil | the {car} has {num} miles on it | the {car} is {num} years old",
+    _k("the {car} needs {num} litres of oil | the {car} has {num} miles on it | "
+       "the {car} is {num} years old",
         "what did I say about the {car}? | how old is the {car}? |"
         " how much oil does the {car} need?"),
-    _k("my phone number is {code} | my number is {code} | {name}'s number is {code} | my locker is number {code}",
+    _k("my phone number is {code} | my number is {code} | {name}'s number is {code} | "
+       "my locker is number {code}",
         "what's my phone number? | what is my number? | what's {name}'s number? |"
         " which locker is mine?"),
     _k("my shoe size is {num} | I wear size {num} | my shirt size is {num}",
         "what's my size? | what size do I wear? | what is my shoe size? | what's my shirt size?"),
-    _k("we're going to {city} in {month} | our holiday in {city} is in {month} | we fly to {city} in {month}",
+    _k("we're going to {city} in {month} | our holiday in {city} is in {month} | "
+       "we fly to {city} in {month}",
         "when are we going to {city}? | where are we going in {month}? | where is our holiday? |"
         " when do we fly to {city}?"),
     _k("the {event} costs {num} euros | I owe {name} {num} euros | {name} owes me {num} euros",
         "how much do I owe {name}? | what does {name} owe me? | what does the {event} cost?"),
-    _k("the {item} is broken | the {item} needs a new battery | the {item} makes a strange noise | the {item} is at the repair shop",
+    _k("the {item} is broken | the {item} needs a new battery | "
+       "the {item} makes a strange noise | the {item} is at the repair shop",
         "what's wrong with the {item}? | what about the {item}? |"
         " what did I say about the {item}? | is something wrong with the {item}?"),
     _k("I fed the {pet} at {time} | the {pet} gets {food} for dinner | the {pet} was fed at {time}",
@@ -114,7 +167,8 @@ KINDS: Final = (
         " when was the {pet} fed?"),
     _k("we're reading {v} to the kids | I'm reading a book called {v} | the book is called {v}",
         "what's the book called? | what book am I reading? | what are we reading?"),
-    _k("my name is {v} | I'm {v} | I am called {v} | hi, I'm {v} | you can call me {v} | hello, my name is {v}",
+    _k("my name is {v} | I'm {v} | I am called {v} | hi, I'm {v} | you can call me {v} | "
+       "hello, my name is {v}",
         "what's my name? | who am I? | do you know my name? | what am I called? |"
         " do you remember my name?"),
     _k("I come from {city} | I was born in {city} | my family is from {city}",
@@ -127,7 +181,8 @@ KINDS: Final = (
     _k("the {place} is painted {colour} | we painted the {place} {colour} | the {item} is {colour}",
         "what colour is the {place}? | which colour is the {item}? |"
         " what colour did we paint the {place}? | what color is the {item}?"),
-    _k("the {pro} comes on {day} | the {pro} will be here on {day} at {time} | I called the {pro} for {day}",
+    _k("the {pro} comes on {day} | the {pro} will be here on {day} at {time} | "
+       "I called the {pro} for {day}",
         "when does the {pro} come? | when will the {pro} be here? | what day is the {pro} coming?"),
     _k("{name} is in the {place} | {name} sleeps in the {place} | the {pet} sleeps in the {place}",
         "where is {name}? | where does {name} sleep? | where does the {pet} sleep?"),
@@ -144,7 +199,6 @@ _LEADS: Final = (
         "listen, ",
 )  # fmt: skip
 _AFTER: Final = (
-    " Keep that in mind.",
     " Remember that.",
     " Please remember.",
     " Don't forget it.",
@@ -342,19 +396,27 @@ _ROADS: Final = (
 )
 
 
+_FIRST: Final = (
+    "Church", "Station", "High", "King", "Queen", "Oak", "River", "Baker", "Bridge", "North",
+)  # fmt: skip
+_STOPS: Final = ("station", "airport", "mall", "office", "cinema", "gym", "school", "market")
+
+
 def _word(rng: Random, words: tuple[str, ...], made_up: float = 0.25) -> str:
     return compose_word(rng) if likely(rng, made_up) else rng.choice(words)
 
 
 def _slots(rng: Random) -> dict[str, str]:
     colour = ("blue", "red", "old", "green", "big", "white", "second", "wooden", "small", "black")
-    spot = f"{rng.choice(_SPOTS)} {rng.choice(colour) + ' ' if likely(rng, 0.5) else ''}{_word(rng, _FURNITURE)}"
-    road = f"{compose_word(rng).capitalize() if likely(rng, 0.6) else rng.choice(('Church', 'Station', 'High', 'King', 'Queen', 'Oak', 'River', 'Baker', 'Bridge', 'North'))} {rng.choice(_ROADS)}"
+    look = f"{rng.choice(colour)} " if likely(rng, 0.5) else ""
+    spot = f"{rng.choice(_SPOTS)} {look}{_word(rng, _FURNITURE)}"
+    first = proper(rng) if likely(rng, 0.6) else rng.choice(_FIRST)
+    road = f"{first} {rng.choice(_ROADS)}"
     street = rng.choice(
         (
             f"on {road}",
             f"in {road}",
-            f"at the {_word(rng, ('station', 'airport', 'mall', 'office', 'cinema', 'gym', 'school', 'market'))}",
+            f"at the {_word(rng, _STOPS)}",
             f"behind the {_word(rng, ('church', 'school', 'shop', 'hotel'))}",
         )
     )
@@ -428,7 +490,7 @@ def tell(rng: Random) -> tuple[str, Fact]:
     )
     words = template.format(**slots)
     way = rng.random()
-    if way < 0.45:  # noqa: PLR2004 - shares
+    if way < 0.45:
         words = upper(words) if likely(rng, 0.8) else words
         user = f"{words}{rng.choice(('.', '.', '!', ''))}"
         if user.endswith(".") and likely(rng, 0.25):

@@ -20,7 +20,7 @@ _STATE: Final = (
     "what's going on with the {0}?", "do you know what the {0} is doing?", "look at the {0} for me",
 )  # fmt: skip
 _SET: Final = (
-    "what is the {0} set to?", "what temperature is the {0} set to?",
+    "what is the {0} set to?",
         "how many degrees is the {0} set to?",
     "what's the {0} at?", "how warm is the {0} set?", "what's the setting of the {0}?",
         "what did I set the {0} to?",
@@ -28,13 +28,12 @@ _SET: Final = (
         "at how many degrees is the {0}?",
 )  # fmt: skip
 _EITHER: Final = (
-    "is the {0} {1} or {2}?", "is the {0} {2} or {1}?", "is the {0} {1} or {2} at the moment?",
+    "is the {0} {1} or {2}?", "is the {0} {2} or {1}?",
     "is the {0} {1} or {2} right now?", "tell me if the {0} is {1} or {2}", "{0}: {1} or {2}?",
     "do you know if the {0} is {2} or {1}?", "are the {0} {1} or {2}?", "is my {0} {1} or {2} now?",
 )  # fmt: skip
 _YES: Final = (
     "is the {0} {1}?", "is the {0} {1} right now?", "is the {0} still {1}?",
-        "did I leave the {0} {1}?",
     "have I left the {0} {1}?", "is my {0} {1}?", "can you see if the {0} is {1}?",
         "the {0} is {1}, right?",
     "are the {0} {1}?", "did somebody leave the {0} {1}?", "tell me if the {0} is {1}",
@@ -54,7 +53,7 @@ _MUSIC: Final = (
         "is the music still on", "do I have music on",
 )  # fmt: skip
 _WHERE: Final = (
-    "where is the {0}?", "where's the {0}?", "which room is the {0} in?",
+    "where is the {0}?", "where's the {0}?",
         "what room is the {0} in?",
     "in which room is the {0}?", "where do I have the {0}?", "where can I find the {0}?",
     "where's my {0}?", "tell me where the {0} is", "where did we put the {0}?",
@@ -80,18 +79,18 @@ def state_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     device, text = found
     state, way = device.state, rng.random()
     players = [d for d in home.devices if d.kind == "speaker"]
-    if device in players and way < 0.3:  # noqa: PLR2004 - shares
+    if device in players and way < 0.3:
         where = f" in the {device.room}" if likely(rng, 0.6) else ""
         if len([d for d in players if not where or d.room == device.room]) == 1:
             user = f"{rng.choice(_MUSIC)}{where}?"
             return said("state", voiced(rng, user, plain=0.75), f"The {device.name} is {state}.")
     answer = f"The {device.name} is {state}."
     first = state.split()[0]
-    if state.startswith("set to") and way < 0.7:  # noqa: PLR2004 - shares
+    if state.startswith("set to") and way < 0.7:
         user = rng.choice(_SET).format(text)
-    elif first in _PAIRS and way < 0.4:  # noqa: PLR2004 - shares
+    elif first in _PAIRS and way < 0.4:
         user = rng.choice(_EITHER).format(text, first, _PAIRS[first])
-    elif first in _PAIRS and way < 0.75:  # noqa: PLR2004 - shares
+    elif first in _PAIRS and way < 0.75:
         asked = first if likely(rng, 0.5) else _PAIRS[first]
         user = rng.choice(_YES).format(text, asked)
         answer = f"{'Yes' if asked == first else 'No'}, the {device.name} is {state}."
@@ -100,7 +99,7 @@ def state_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     return said("state", voiced(rng, user, (text,), plain=0.75), answer, device.name)
 
 
-def where_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
+def where_turn(rng: Random, home: Home, _: set[str]) -> Turn | None:
     """Return a question for the room of a device."""
     found = _device(rng, home, set())
     if found is None or found[0].room in found[1]:
@@ -111,24 +110,24 @@ def where_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
 
 
 _WHICH: Final = (
-    "which {0} do I have?", "what {0} do I have?", "which {0} are there?", "list my {0}",
+    "what {0} do I have?", "which {0} are there?", "list my {0}",
         "what {0} have we got?",
     "tell me which {0} I have", "which {0} do you know?", "name my {0}", "show me the {0}",
         "do I have any {0}?",
     "are there any {0}?", "what are my {0} called?", "what are the names of the {0}?",
         "which {0} can you control?",
-    "do we have {0}?", "tell me all the {0}", "have I got any {0}?", "what {0} are in the house?",
+    "do we have {0}?", "tell me all the {0}", "what {0} are in the house?",
 )  # fmt: skip
 _COUNT: Final = (
-    "how many {0} do I have?", "how many {0} are there?", "how many {0} do we have?",
+    "how many {0} do I have?", "how many {0} are there?",
         "count the {0}",
-    "how many {0} are there in this home?", "how many {0} have I got?", "what's the number of {0}?",
+    "what's the number of {0}?",
     "how many {0} are in the house?", "tell me how many {0} we have", "count my {0}, please",
     "do you know how many {0} there are?", "how many {0} can you control?",
         "how many {0} in total?",
 )  # fmt: skip
 _WHICH_ARE: Final = (
-    "which {0} are {1}?", "which of the {0} are {1}?", "which of the {0} is {1}?",
+    "which {0} are {1}?", "which of the {0} are {1}?",
         "what {0} are {1}?",
     "which {0} are {1} right now?", "are any {0} {1}?", "is one of the {0} {1}?",
         "which {0} is {1}?",
@@ -136,30 +135,30 @@ _WHICH_ARE: Final = (
     "list the {0} that are {1}", "which {0} did I leave {1}?", "are some of the {0} still {1}?",
 )  # fmt: skip
 _ANY_ARE: Final = (
-    "which devices are {1}?", "what is {1}?", "which device is {1} right now?",
+    "which devices are {1}?", "what is {1}?",
         "what's {1} at the moment?",
     "is anything {1}?", "did I leave anything {1}?", "what did I leave {1}?",
         "is something still {1}?",
     "which things are {1} right now?", "everything that is {1}, please", "what is still {1}?",
 )  # fmt: skip
 _ROOMS_WITH: Final = (
-    "which rooms have a {0}?", "where do I have a {0}?", "in which rooms is there a {0}?",
+    "in which rooms is there a {0}?",
         "which room has a {0}?",
     "where are there {1}?", "where are the {1}?", "where do we have {1}?",
         "in what room do I have a {0}?",
     "what rooms have {1}?", "where in the house is there a {0}?", "do I have a {0} anywhere?",
 )  # fmt: skip
 _CALLED: Final = (
-    "what's the {0} in the {1} called?", "what is the {0} in the {1} called?",
+    "what is the {0} in the {1} called?",
         "which {0} is in the {1}?",
     "what's the name of the {0} in the {1}?", "do I have a {0} in the {1}?",
         "is there a {0} in the {1}?",
-    "what {0} do I have in the {1}?", "how do I call the {0} in the {1}?",
+    "how do I call the {0} in the {1}?",
         "tell me the name of the {1} {0}",
     "which {0} do we have in the {1}?", "what's my {1} {0} called?", "have I got a {0} in the {1}?",
 )  # fmt: skip
 _IN_ROOM: Final = (
-    "what's in the {0}?", "what have I got in the {0}?", "what devices do I have in the {0}?",
+    "what's in the {0}?",
         "what is in the {0}?",
     "what do I have in the {0}?", "which devices are in the {0}?",
         "what can you control in the {0}?",
@@ -218,12 +217,12 @@ def group_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
             if found
             else f"There are 0 {many}."
         )
-    elif way == 2:  # noqa: PLR2004 - the third way
+    elif way == 2:
         ask = rng.choice(_ROOMS_WITH).format(noun, many)
         rooms = list(dict.fromkeys(d.room for d in found))
         answer = f"In the {', '.join(rooms)}." if found else f"There are no {many}."
-    elif way == 3 and found:  # noqa: PLR2004 - the fourth way
-        return _called_turn(rng, home, noun, found)
+    elif way == 3 and found:
+        return _called_turn(rng, noun, found)
     else:
         states = [d.state.split()[0] for d in found if d.state.split()[0] in _PAIRS]
         if not states or touched & {d.name for d in found}:
@@ -235,7 +234,7 @@ def group_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     return said("group", voiced(rng, ask, plain=0.75), answer)
 
 
-def _called_turn(rng: Random, home: Home, noun: str, found: list[Device]) -> Turn:
+def _called_turn(rng: Random, noun: str, found: list[Device]) -> Turn:
     room = rng.choice(found).room if likely(rng, 0.8) else rng.choice(PLACES)
     there = [d for d in found if d.room == room]
     ask = rng.choice(_CALLED).format(noun, room)
@@ -246,17 +245,17 @@ def _called_turn(rng: Random, home: Home, noun: str, found: list[Device]) -> Tur
 def list_turn(rng: Random, home: Home, touched: set[str]) -> Turn | None:
     """Return a question about a room or the whole list."""
     way = rng.randrange(6)
-    if way < 3:  # noqa: PLR2004 - half of them
+    if way < 3:
         room = rng.choice(home.devices).room if likely(rng, 0.88) else rng.choice(PLACES)
         there = [d for d in home.devices if d.room == room]
         ask = rng.choice(_IN_ROOM).format(room)
         answer = (
             f"In the {room}: {_names(there)}." if there else f"There are no devices in the {room}."
         )
-    elif way == 3:  # noqa: PLR2004 - the fourth way
+    elif way == 3:
         ask = rng.choice(_ALL)
         answer = f"Your devices: {_names(home.devices)}. That is {len(home.devices)}."
-    elif way == 4:  # noqa: PLR2004 - the fifth way
+    elif way == 4:
         ask, answer = rng.choice(_EVERY), f"Your devices: {_names(home.devices)}."
     else:
         if touched:

@@ -31,10 +31,12 @@ from models.vocabulary import compose_word
 _STRANGER_WAYS: Final = ("name", "noun", "room", "room", "first", "elsewhere", "elsewhere")
 
 
+_COMMON: Final = frozenset(("turn_on", "turn_off", "open", "close", "lock", "unlock"))
+
+
 def absent_turn(rng: Random, home: Home) -> Turn | None:
     """Return a command for a device that is not there, and the refusal."""
-    intent = rng.choices(ACTIONS, [4 if i.name in {"turn_on", "turn_off", "open", "close", "lock",
-                                                   "unlock"} else 1 for i in ACTIONS])[0]  # fmt: skip
+    intent = rng.choices(ACTIONS, [4 if one.name in _COMMON else 1 for one in ACTIONS])[0]
     kinds = kinds_of(intent)
     words = [word for word, kind in SHOWN.items() if kind.base in kinds]
     if not words:
@@ -65,7 +67,9 @@ def absent_turn(rng: Random, home: Home) -> Turn | None:
         return None
     text = spoken(rng, rng.choice(PHRASINGS[intent.name]), slots, said_as)
     if likely(rng, 0.12):
-        text = f"{rng.choice(('did I leave', 'have I left', 'is'))} the {said_as} on? {upper(text.replace(f'the {said_as}', 'it'))}"
+        head = rng.choice(("did I leave", "have I left", "is"))
+        rest = upper(text.replace(f"the {said_as}", "it"))
+        text = f"{head} the {said_as} on? {rest}"
     user = voiced(rng, text, (said_as, *slots.values()))
     if said_as not in user:
         return None
@@ -105,7 +109,8 @@ def unable_turn(rng: Random, home: Home) -> Turn | None:
 
 
 _MEANT: Final = (
-    "no, the {0}", "no, I meant the {0}", "I meant the {0}", "not that one, the {0}", "sorry, the {0}",
+    "no, the {0}", "no, I meant the {0}", "I meant the {0}", "not that one, the {0}",
+        "sorry, the {0}",
     "sorry, I meant the {0}", "I mean the {0}", "wrong one, the {0}", "oops, the {0}",
     "no no, the {0}", "actually the {0}", "that was wrong, I meant the {0}", "the {0} instead",
     "the {0}, not that one", "make that the {0}",
@@ -183,12 +188,17 @@ _DO_NOT: Final = (
 )  # fmt: skip
 
 
+_VERB: Final = re.compile(
+    r"(turn|switch|open|close|lock|unlock|set|start|put|play|pause|dim|mute|shut)\b"
+)
+
+
 def refrain_turn(rng: Random, home: Home) -> Turn | None:
     """Return a message that asks to do nothing, and the answer that nothing is done."""
     if likely(rng, 0.3):
         return said("never", voiced(rng, rng.choice(_NEVER), plain=0.95, told=True), _NOTHING)
     one = command(rng, home)
-    if one is None or one.told or not re.match(r"(turn|switch|open|close|lock|unlock|set|start|put|play|pause|dim|mute|shut)\b", one.text):  # fmt: skip
+    if one is None or one.told or not _VERB.match(one.text):
         return None
     text = rng.choice(_DO_NOT).format(one.text.rstrip("?"))
     return said("refrain", voiced(rng, text, kept_of(one), plain=0.7, told=True), _NOTHING)
@@ -204,7 +214,8 @@ _SOUNDS: Final = {
                "let the music go on", "unpause the music", "keep playing", "play on"),
     "volume_up": ("turn it up by {value}", "louder by {value}", "turn the music up by {value}",
                   "make the music {value} louder", "{value} louder, please"),
-    "volume_down": ("turn it down by {value}", "quieter by {value}", "turn the music down by {value}",
+    "volume_down": ("turn it down by {value}", "quieter by {value}",
+        "turn the music down by {value}",
                     "make the music {value} quieter", "{value} quieter, please"),
     "play": ("play {value}", "play some {value}", "put on {value}", "put some {value} on",
              "I feel like {value}", "let's hear {value}", "I'd love some {value}", "start {value}"),

@@ -20,7 +20,7 @@ _HOUSEHOLD: Final = tuple(i for i in INTENTS if i.group == "household")
 _WAYS: Final = {
     "plain": 0.34, "room": 0.04, "pair": 0.09, "same": 0.05, "split": 0.02, "errand": 0.02,
         "absent": 0.09, "unable": 0.04, "refrain": 0.015,
-    "corrected": 0.05, "music": 0.03, "question": 0.13, "nameless": 0.05, "chat": 0.025,
+    "corrected": 0.05, "music": 0.03, "question": 0.13, "nameless": 0.07, "chat": 0.025,
         "household": 0.015, "tell": 0.05, "ask": 0.08, "unknown": 0.015,
 }  # fmt: skip
 _MAKERS: Final[dict[str, Callable[[Random, Home], Turn | None]]] = {
@@ -105,7 +105,8 @@ class Talk:
         elif turn.answer.startswith("{") and likely(self.rng, 0.04):
             shown = self.rng.choice(_HEARD)
             if likely(self.rng, 0.5):
-                shown = f"The {turn.combination.device} is {self.rng.choice(('on', 'off', 'set', 'ready'))}."
+                state = self.rng.choice(("on", "off", "set", "ready"))
+                shown = f"The {turn.combination.device} is {state}."
         self.turns.append(turn._replace(shown=shown))
 
 
@@ -131,10 +132,9 @@ def tool_speech(rng: Random, trained: Allowed) -> Conversation:
         if likely(rng, 0.75):
             found = tools.some_turns(rng, known)
             if all(map(trained, found)):
-                for turn in found:
-                    talk.context.pending = None
-                    talk.context.last = ""
-                    talk.turns.append(turn)
+                talk.context.pending = None
+                talk.context.last = ""
+                talk.turns += found
             continue
         turn = talk.propose()
         if turn is None or not trained(turn) or _taken(turn, taken):

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from models.domain import Combination, Turn, likely
 from models.speech.catalogue import CATALOGUE, MONEY, Entry, family_of
@@ -25,10 +25,14 @@ from models.tools import NO_TOOL, Tool, as_call, made_up, make_tool
 from models.vocabulary import DISHES, compose_word
 
 _CURRENCY: Final = Family(
-    ("convert_currency", "currency", "exchange"), ("Convert an amount of money between currencies", "Exchange rates"),
-    (number_field("amount", "amount", "value", low=1, high=900), text_field("source", "source", "from", "base", values=lambda rng: rng.choice(list(MONEY))),
+    ("convert_currency", "currency", "exchange"),
+        ("Convert an amount of money between currencies", "Exchange rates"),
+    (number_field("amount", "amount", "value", low=1, high=900), text_field("source", "source",
+        "from", "base", values=lambda rng: rng.choice(list(MONEY))),
      text_field("target", "target", "to", "currency", values=lambda rng: rng.choice(list(MONEY)))),
-    ("how much is {0} {1} in {2}?", "convert {0} {1} to {2}", "{0} {1} in {2}", "what are {0} {1} in {2}?", "change {0} {1} into {2}", "how many {2} do I get for {0} {1}?"), (), frozenset({"off_topic"}),
+    ("convert {0} {1} to {2}", "{0} {1} in {2}",
+        "what are {0} {1} in {2}?", "change {0} {1} into {2}",
+        "how many {2} do I get for {0} {1}?"), (), frozenset({"off_topic"}),
 )  # fmt: skip
 
 
@@ -65,11 +69,15 @@ def covers(known: Sequence[Known]) -> frozenset[str]:
 _PETS: Final = ("dog", "cat", "rabbit", "parrot", "hamster", "puppy", "kitten", "pony", "fish")
 
 
-def _request(rng: Random, tool: Tool, values: Sequence[Any]) -> tuple[str, bool]:
-    """Return a request with these values, and whether it ends with words that are passed on."""
-    text = rng.choice(tool.family.asked)
+def _filled(rng: Random, text: str) -> str:
     for mark, words in (("{rel}", RELATIVES), ("{dish}", DISHES), ("{pet}", _PETS)):
         text = text.replace(mark, rng.choice(words))
+    return text
+
+
+def _request(rng: Random, tool: Tool, values: Sequence[Any]) -> tuple[str, bool]:
+    """Return a request with these values, and whether it ends with words that are passed on."""
+    text = _filled(rng, rng.choice(tool.family.asked))
     told = any(name in {"text", "message", "body", "content", "note"} for name in tool.parameters)
     for index, value in enumerate(values):
         slot, parameter = f"{{{index}}}", tool.family.parameters[index]
@@ -165,28 +173,67 @@ def call_turns(rng: Random, known: Known) -> list[Turn]:
         for key in asked:
             question = rng.choice(FIELDS[key][2])
             if likely(rng, 0.3):
-                question = f"{rng.choice(('and', 'so', 'OK,', 'well,', 'tell me,', 'hm,', 'right,'))} {question}"
+                head = rng.choice(("and", "so", "OK,", "well,", "tell me,", "hm,", "right,"))
+                question = f"{head} {question}"
             turns.append(said("result", upper(question), reply_of(result, (key,))))
     return turns
 
 
 _WELL: Final = (
-    "Well?", "And?", "So?", "Tell me.", "So, what is it?", "What does it say?", "What did you find?", "Now what is it?",
-    "And what's the answer?", "Let me hear it.", "What came out?", "So what's the result?", "Go on, tell me.", "What have you got?",
+    "Well?", "And?", "So?", "Tell me.", "So, what is it?", "What does it say?",
+        "What did you find?", "Now what is it?",
+    "And what's the answer?", "Let me hear it.", "What came out?", "So what's the result?",
+        "Go on, tell me.", "What have you got?",
 )  # fmt: skip
 
 
-def _two(
-    first: Turn,
-    user: str,
-    answers: Sequence[str],
-    results: Sequence[str],
-    reply: str,
-    steps: tuple[Combination, ...],
-) -> Turn:
-    return first._replace(
-        user=user, answer="\n".join(answers), results=tuple(results), reply=reply, steps=steps
+class _Part(NamedTuple):
+    """One of the calls of a message: the call, its combination, its result and the answer."""
+
+    call: str
+    combination: Combination
+    result: str
+    reply: str
+
+
+def _calls(user: str, parts: Sequence[_Part]) -> Turn:
+    return Turn(
+        "tool",
+        "tools",
+        user,
+        "\n".join(part.call for part in parts),
+        parts[0].combination,
+        tuple(part.combination for part in parts),
+        None,
+        tuple(part.result for part in parts),
+        " ".join(dict.fromkeys(part.reply for part in parts)),
     )
+
+
+_ONE_TEXT: Final = frozenset({"text", "message", "body", "content", "note", "time"})
+
+
+def _twice_asked(rng: Random, tool: Tool, index: int, words: tuple[str, str]) -> str:
+    """Return a request that names two values of a parameter, its other slots not filled."""
+    slot = f"{{{index}}}"
+    asked = [one for one in tool.family.asked if slot in one]
+    if not asked:
+        return ""
+    text = rng.choice(asked)
+    before = next((one for one in ("in the", "of the", "in", "the") if f"{one} {slot}" in text), "")
+    first, second = words
+    joined = f"{first} and {second}"
+    if before and likely(rng, 0.35):
+        joined = f"{first} and {before} {second}"
+    if "?" in text and len(tool.parameters) == 1 and likely(rng, 0.05):
+        return f"compare the {tool.family.names[0].split('_')[-1]} for {joined}"
+    text = text.replace(slot, joined)
+    if "?" in text:
+        return f"I need both: {text}" if likely(rng, 0.05) else text
+    return text + rng.choice(_BOTH) if likely(rng, 0.1) else text
+
+
+_BOTH: Final = (", both of them", ", one after the other", " separately", ", please, both")
 
 
 def same_twice(rng: Random, known: Known) -> list[Turn]:
@@ -196,120 +243,63 @@ def same_twice(rng: Random, known: Known) -> list[Turn]:
         return []
     first, second = _values(rng, tool), _values(rng, tool)
     index = rng.randrange(len(first))
-    if tool.family.parameters[index].kind != "string" or any(
-        name in {"text", "message", "body", "content", "note", "time"}
-        for name in (tool.parameters[index],)
-    ):
+    parameter = tool.family.parameters[index]
+    if parameter.kind != "string" or tool.parameters[index] in _ONE_TEXT:
         return []
     second = [*first[:index], second[index], *first[index + 1 :]]
-    if first == second:
+    a, b = (str(one[index]) for one in (first, second))
+    if parameter.fixed:
+        a, b = a.replace("_", " "), b.replace("_", " ")
+    text = _twice_asked(rng, tool, index, (a, b))
+    if a == b or not text:
         return []
-    slot = f"{{{index}}}"
-    asked = [one for one in tool.family.asked if slot in one]
-    if not asked:
-        return []
-    text = rng.choice(asked)
-    a, b = (
-        str(one[index]).replace("_", " ")
-        if tool.family.parameters[index].fixed
-        else str(one[index])
-        for one in (first, second)
-    )
-    prep = (
-        "in the "
-        if f"in the {slot}" in text
-        else "in "
-        if f"in {slot}" in text
-        else "of the "
-        if f"of the {slot}" in text
-        else "the "
-        if f"the {slot}" in text
-        else ""
-    )
-    joined = rng.choice((f"{a} and {b}", f"{a} and {prep}{b}", f"{a} and {b}"))
-    shown = [str(value) for value in first]
-    shown[index] = joined
-    for place, value in enumerate(shown):
-        text = text.replace(f"{{{place}}}", value)
-    for mark, words in (("{rel}", RELATIVES), ("{dish}", DISHES), ("{pet}", _PETS)):
-        text = text.replace(mark, rng.choice(words))
-    if likely(rng, 0.1) and "?" not in text:
-        text += rng.choice(
-            (", both of them", ", one after the other", " separately", ", please, both")
-        )
-    elif likely(rng, 0.08) and "?" in text:
-        text = rng.choice(
-            (f"compare {tool.family.names[0].split('_')[-1]} for {joined}", f"I need both: {text}")
-        )
-        if text.startswith("compare") and len(first) != 1:
-            return []
-    user = voiced(rng, text, (a, b), plain=0.75)
+    for place, value in enumerate(first):
+        text = text.replace(f"{{{place}}}", str(value))
+    user = voiced(rng, _filled(rng, text), (a, b), plain=0.75)
     if a not in user or b not in user:
         return []
-    results = [_Result(rng, known.fields) for _ in range(2)]
-    calls = [
-        as_call(tool.name, dict(zip(tool.parameters, one, strict=True))) for one in (first, second)
-    ]
-    steps = tuple(_combination(tool, one) for one in (first, second))
-    start = Turn("tool", "tools", user, "", steps[0], ())
-    if not results[0].fields:
-        return [_two(start, user, calls, ("ok", "ok"), "Done.", steps)]
-    reply = f"{a}: {reply_of(results[0])} {b}: {reply_of(results[1])}"
-    return [_two(start, user, calls, [one.text for one in results], reply, steps)]
+    parts = [_part(rng, known, values) for values in (first, second)]
+    if parts[0].reply != "Done.":
+        named = zip((a, b), parts, strict=True)
+        parts = [part._replace(reply=f"{name}: {part.reply}") for name, part in named]
+    return [_calls(user, parts)]
+
+
+def _part(rng: Random, known: Known, values: Sequence[Any]) -> _Part:
+    tool = known.tool
+    result = _Result(rng, known.fields)
+    call = as_call(tool.name, dict(zip(tool.parameters, values, strict=True)))
+    text, reply = (result.text, reply_of(result)) if result.fields else ("ok", "Done.")
+    return _Part(call, _combination(tool, values), text, reply)
+
+
+def _of_city(tool: Tool) -> bool:
+    parameters = tool.family.parameters
+    return len(parameters) == 1 and "city" in parameters[0].names
 
 
 def two_tools(rng: Random, tools: Sequence[Known]) -> list[Turn]:
     """Return a message with requests for two tools, and the two calls."""
-    if len(tools) < 2:  # noqa: PLR2004 - two of them
+    if len(tools) < 2 or not all(known.tool.family.asked for known in tools):
         return []
-    chosen = rng.sample(list(tools), 2)
-    parts, calls, steps, results, replies = [], [], [], [], []
-    kept: list[str] = []
-    last: list[Any] = []
-    for number, known in enumerate(chosen):
-        if not known.tool.family.asked:
-            return []
-        values = _values(rng, known.tool)
-        text, told = _request(rng, known.tool, values)
-        same = (
-            last
-            and known.tool.family.parameters
-            and "city" in known.tool.family.parameters[0].names
-        )
-        if (
-            same
-            and len(values) == 1
-            and chosen[0].tool.family.parameters
-            and "city" in chosen[0].tool.family.parameters[0].names
-        ):
-            values = last[:1]
-            text, told = _request(rng, known.tool, values)
-            text = text.replace(f"in {values[0]}", "there") if likely(rng, 0.7) else text
-        if told and not number:
-            return []
-        last = values
-        kept += [str(value) for value in values]
-        parts.append(text)
-        calls.append(
-            as_call(known.tool.name, dict(zip(known.tool.parameters, values, strict=True)))
-        )
-        steps.append(_combination(known.tool, values))
-        result = _Result(rng, known.fields)
-        results.append(result.text if result.fields else "ok")
-        replies.append(reply_of(result) if result.fields else "Done.")
+    first, second = rng.sample(list(tools), 2)
+    values, others = _values(rng, first.tool), _values(rng, second.tool)
+    there = _of_city(first.tool) and _of_city(second.tool)
+    others = values if there else others
+    text, told = _request(rng, first.tool, values)
+    other, _ = _request(rng, second.tool, others)
+    if told:
+        return []
+    if there and likely(rng, 0.7):
+        other = other.replace(f"in {others[0]}", "there")
     mark = rng.choice(
-        (" and ", " and ", ", and ", " and then ", ". And ", ", then ", ". Also, ", "; ")
+        (" and ", " and ", ", and ", " and then ", "? And ", ", then ", "? Also, ", "; ")
     )
-    head = (
-        parts[0].rstrip("?")
-        if mark[0] != "."
-        else parts[0].rstrip("?") + ("?" if "?" in parts[0] else "")
-    )
-    text = f"{head}{mark.lstrip('.') if head.endswith('?') else mark}{small(parts[1])}"
-    user = voiced(rng, text, kept, plain=0.8, told=True)
-    start = Turn("tool", "tools", user, "", steps[0], ())
-    reply = " ".join(dict.fromkeys(replies))
-    return [_two(start, user, calls, results, reply, tuple(steps))]
+    if "?" in mark and not text.endswith("?"):
+        mark = mark.replace("?", ".")
+    kept = [str(value) for value in (*values, *others)]
+    user = voiced(rng, f"{text.rstrip('?')}{mark}{small(other)}", kept, plain=0.8, told=True)
+    return [_calls(user, [_part(rng, first, values), _part(rng, second, others)])]
 
 
 def none_turn(rng: Random, tools: Sequence[Known]) -> list[Turn]:
@@ -340,9 +330,7 @@ def none_turn(rng: Random, tools: Sequence[Known]) -> list[Turn]:
     if "off_topic" not in family.covers or mine & set(family.names) or "talk" in family.covers:
         return []
     stems = {name.split("_")[-1] for name in mine} | {name.split("_")[0] for name in mine}
-    if stems & {part for name in family.names for part in name.split("_")} - {"get"} or (
-        "city" in family.parameters[:1] and "city" in str(mine)
-    ):
+    if stems & {part for name in family.names for part in name.split("_")} - {"get"}:
         return []
     tool = make_tool(rng, family)
     text, told = _request(rng, tool, _values(rng, tool))
@@ -352,10 +340,10 @@ def none_turn(rng: Random, tools: Sequence[Known]) -> list[Turn]:
 def some_turns(rng: Random, tools: Sequence[Known]) -> list[Turn]:
     """Return the turns of one topic of a conversation with these tools."""
     way = rng.random()
-    if way < 0.66:  # noqa: PLR2004 - shares
+    if way < 0.66:
         return call_turns(rng, rng.choice(tools))
-    if way < 0.77:  # noqa: PLR2004 - shares
+    if way < 0.77:
         return same_twice(rng, rng.choice(tools))
-    if way < 0.87:  # noqa: PLR2004 - shares
+    if way < 0.87:
         return two_tools(rng, tools)
     return none_turn(rng, tools)

@@ -263,13 +263,12 @@ def _task(rng: Random) -> str:
     return f"{rng.choice(_VERBS)} the {thing}"
 
 
+_SORTS: Final = ("brown", "fresh", "frozen", "green", "cat", "dog", "white", "baby", "dark")
+
+
 def _grocery(rng: Random) -> str:
     word = compose_word(rng) if likely(rng, 0.3) else rng.choice(GROCERIES)
-    return (
-        f"{rng.choice(('brown', 'fresh', 'frozen', 'green', 'cat', 'dog', 'white', 'baby', 'dark'))} {word}"
-        if likely(rng, 0.2)
-        else word
-    )
+    return f"{rng.choice(_SORTS)} {word}" if likely(rng, 0.2) else word
 
 
 def _dish(rng: Random) -> str:

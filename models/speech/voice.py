@@ -22,7 +22,7 @@ def in_words(number: int) -> str:
     """Return a number from 0 to 999 in words."""
     if number < len(_ONES):
         return _ONES[number]
-    if number < 100:  # noqa: PLR2004 - tens and ones
+    if number < 100:
         ten, one = divmod(number, 10)
         return _TENS[ten - 2] + (f"-{_ONES[one]}" if one else "")
     hundred, rest = divmod(number, 100)
@@ -44,7 +44,7 @@ _SPANS: Final[dict[str, tuple[str, ...]]] = {
 
 def said_number(rng: Random, value: str) -> str:
     """Return a number as it is said, now and then in words."""
-    if not value.isdigit() or int(value) > 999 or not likely(rng, 0.15):  # noqa: PLR2004 - words end
+    if not value.isdigit() or int(value) > 999 or not likely(rng, 0.15):
         return value
     words = in_words(int(value))
     return words if likely(rng, 0.6) else words.replace("-", " ")
@@ -68,14 +68,14 @@ def said_time(rng: Random, time: str) -> str:
     if likely(rng, 0.55):
         return time
     ways = [f"{hour}:{minute:02d}"]
-    twelve, half = (hour - 1) % 12 + 1, "am" if hour < 12 else "pm"  # noqa: PLR2004 - noon
+    twelve, half = (hour - 1) % 12 + 1, "am" if hour < 12 else "pm"
     ways += [f"{twelve}:{minute:02d} {half}", f"{twelve}:{minute:02d}{half}"]
     if not minute:
         ways = [f"{twelve} {half}", f"{twelve}{half}", f"{hour}:00"]
-        ways += [f"{in_words(twelve)} in the morning"] if 4 < hour < 12 else []  # noqa: PLR2004
-        ways += [f"{in_words(twelve)} in the evening"] if hour > 17 else []  # noqa: PLR2004
-        ways += ["noon"] * 3 if hour == 12 else ["midnight"] * 3 if hour == 0 else []  # noqa: PLR2004
-    if minute == 30 and 0 < hour < 12:  # noqa: PLR2004 - half past
+        ways += [f"{in_words(twelve)} in the morning"] if 4 < hour < 12 else []
+        ways += [f"{in_words(twelve)} in the evening"] if hour > 17 else []
+        ways += ["noon"] * 3 if hour == 12 else ["midnight"] * 3 if hour == 0 else []
+    if minute == 30 and 0 < hour < 12:
         ways += [f"half past {in_words(hour)}", f"half past {in_words(hour)} in the morning"]
     return rng.choice(ways)
 
@@ -84,7 +84,8 @@ _REASONS: Final = (
     "I'm going out", "I'm cold", "I'm tired", "it's late", "it's getting dark", "it's so hot today",
     "I can't sleep", "I have a headache", "we have visitors", "{person} is coming over",
     "{person} is here", "{person} is asleep", "{person} just left", "{person} will be here soon",
-    "{person} wants to sleep", "{person} is at the door", "the kids are in bed", "the dog is barking",
+    "{person} wants to sleep", "{person} is at the door", "the kids are in bed",
+        "the dog is barking",
     "the {visitor} is here", "the {visitor} is coming on {day}", "I'm waiting for the {visitor}",
     "I need the {item}", "I can't find the {item}", "I'm looking for my {item}", "I lost my {item}",
     "I forgot my {item} in there", "I have to work", "I'm working from home", "I'm in a meeting",
@@ -106,15 +107,18 @@ _REASONS: Final = (
     "I feel sick", "I'm bored", "I'm awake", "I overslept", "it's time", "it's {day} already",
     "the electricity bill is too high", "we should save energy", "I nearly tripped",
     "the cat wants to go out", "I want to read", "I need to concentrate", "I need some quiet",
-    "my {rel} is visiting", "my {rel} is on the way", "my {rel} needs to rest", "I promised my {rel}",
+    "my {rel} is visiting", "my {rel} is on the way", "my {rel} needs to rest",
+        "I promised my {rel}",
     "I'm hungry", "I need a break", "I'm sweating", "the floor is wet", "there's dust everywhere",
-    "there are crumbs everywhere", "the plants look dry", "I hear the rain", "the neighbours are loud",
+    "there are crumbs everywhere", "the plants look dry", "I hear the rain",
+        "the neighbours are loud",
     "I spilled some {grocery}", "the lesson begins soon", "the match is on", "my show is on",
 )  # fmt: skip
 _AFTERS: Final = (
     "while I {do}", "before I {do}", "so I can {do}", "when you can", "as soon as possible",
     "before {person} gets here", "for {person}", "for my {rel}", "for the {visitor}", "for a while",
-    "because {reason}", "since {reason}", "as {reason}", "so that {person} can sleep", "for tonight",
+    "because {reason}", "since {reason}", "as {reason}", "so that {person} can sleep",
+        "for tonight",
     "if that's OK", "if you don't mind", "once more", "straight away", "before it gets dark",
     "before it rains", "while we {do}", "so we can {do}", "for the night", "for the guests",
 )  # fmt: skip
@@ -198,7 +202,7 @@ def _slip(rng: Random, text: str, kept: Sequence[str]) -> str:
         at = rng.choice(places)
         words[at] = _SLIPS[words[at].lower()]
         return " ".join(words)
-    places = [i for i, w in enumerate(words) if w.isalpha() and len(w) > 4 and w not in held]  # noqa: PLR2004
+    places = [i for i, w in enumerate(words) if w.isalpha() and len(w) > 4 and w not in held]
     if not places:
         return text
     at = rng.choice(places)
@@ -221,11 +225,14 @@ def lower_case(text: str, kept: Sequence[str]) -> str:
     return "".join(part if part in held else part.lower() for part in parts)
 
 
-_CALLS: Final = ("hey Hearth, ", "Hearth, ", "hey, ", "OK Hearth, ", "hi, ", "hello Hearth, ", "um, ",
-                 "oh, ", "right, ", "OK, ", "so, ", "well, ", "quick one: ", "excuse me, ")  # fmt: skip
+_CALLS: Final = ("hey Hearth, ", "Hearth, ", "hey, ", "OK Hearth, ", "hi, ", "hello Hearth, ",
+    "um, ",
+                 "oh, ", "right, ", "OK, ", "so, ", "well, ", "quick one: ",
+                     "excuse me, ")  # fmt: skip
 _TAGS: Final = (", please", " please", ", thanks", ", would you?", ", will you?", ", OK?",
                 ", thank you", ", could you?", ", if you can", ", can you?", " for me")  # fmt: skip
-_GREETINGS: Final = ("Good morning", "Good evening", "Hello", "Hi", "Hi there", "Hey", "OK", "Right",
+_GREETINGS: Final = ("Good morning", "Good evening", "Hello", "Hi", "Hi there", "Hey", "OK",
+    "Right",
                      "Thanks", "Great", "Oh no", "Listen", "Sorry", "Well")  # fmt: skip
 
 
@@ -245,28 +252,31 @@ def voiced(
         asks = text.endswith("?")
     if not likely(rng, plain):
         way = rng.random()
-        if way < 0.32:  # noqa: PLR2004 - shares
+        if way < 0.32:
             mark = rng.choice((". ", ". ", "! ", ", ", ", so ", " - ", "; "))
             body = upper(text) if mark in {". ", "! "} else small(text)
             text = f"{upper(clause(rng))}{mark}{body}"
-        elif way < 0.42:  # noqa: PLR2004 - shares
-            text = f"{rng.choice(_GREETINGS)}{rng.choice(('! ', ', ', '. '))}{upper(text) if likely(rng, 0.5) else small(text)}"
-        elif way < 0.62 and not told and not asks:  # noqa: PLR2004 - shares
+        elif way < 0.42:
+            mark = rng.choice(("! ", ", ", ". "))
+            text = (
+                f"{rng.choice(_GREETINGS)}{mark}{upper(text) if likely(rng, 0.5) else small(text)}"
+            )
+        elif way < 0.62 and not told and not asks:
             text = f"{text} {clause(rng, _AFTERS)}"
-        elif way < 0.85 and not told:  # noqa: PLR2004 - shares
+        elif way < 0.85 and not told:
             mark = "" if asks else rng.choice((",", ",", ".", ":", " -", "!"))
             then = clause(rng)
             text = f"{text}{mark} {upper(then) if asks or mark in {'.', '!'} else then}"
             asks = False
-        elif way < 0.93:  # noqa: PLR2004 - shares
+        elif way < 0.93:
             text = f"{rng.choice(_CALLS)}{small(text)}"
     if likely(rng, 0.8):
         text = upper(text)
     if not asks and not text.endswith(("?", "!", ".")):
         text += rng.choice((".", ".", ".", "", "", "!"))
     style = rng.random()
-    if style < 0.12:  # noqa: PLR2004 - shares
+    if style < 0.12:
         text = lower_case(text, kept).rstrip(".!?")
-    elif style < 0.16:  # noqa: PLR2004 - shares
+    elif style < 0.16:
         text = text.rstrip("?.!")
     return _slip(rng, text, kept) if likely(rng, 0.04) else text
