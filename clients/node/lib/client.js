@@ -24,6 +24,7 @@ export class Client {
   #patientUntil = 0;
 
   constructor(options = {}) {
+    if (typeof options !== "object" || options === null) refuse("options are an object, such as { address }");
     const unknown = Object.keys(options).find((name) => !OPTIONS.has(name));
     if (unknown) refuse(`there is no option ${unknown}`, unknown);
     const { timeoutS = 5, silenceS = 5, leaseS, name = "", features = FEATURES, statusOnly = false } = options;

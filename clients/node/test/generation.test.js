@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Reply } from "hearth-client";
+import { Client, Reply } from "hearth-client";
 import { MAX_UNREAD_BYTES } from "../lib/exchange.js";
 import { scene } from "./peer.js";
 
@@ -80,8 +80,9 @@ test(
 );
 
 test(
-  "a request that is no object is refused by what it has to be",
+  "a request and options that are no object are refused by what they have to be",
   session(async (peer) => {
+    assert.throws(() => new Client("/run/hearth.sock"), { name: "RequestRefused", message: /are an object/ });
     for (const request of ["Tell", null]) {
       await assert.rejects(peer.client.generate(request).text(), { name: "RequestRefused", message: /is an object/ });
     }
