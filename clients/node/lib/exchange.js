@@ -8,6 +8,7 @@ export class Exchange {
   accepted;
   /** The terminal answer of a request that did not fail. */
   answer;
+  /** What the request failed with: an error, or whatever a program has aborted with. */
   error;
   /** Called once when the request has ended. */
   onEnd = () => undefined;

@@ -91,7 +91,7 @@ export class Generation {
   /** Wait until the request is queued; undefined where it ended before. */
   async accepted() {
     while (!this.#exchange.accepted && !this.#exchange.ended) await this.#exchange.changed();
-    if (!this.#exchange.accepted && this.#exchange.error) throw this.#failure();
+    if (!this.#exchange.accepted && this.#exchange.error !== undefined) throw this.#failure();
     return this.#exchange.accepted;
   }
 
@@ -142,7 +142,7 @@ export class Generation {
         this.#replies.get(choice).add(delta);
         return delta;
       }
-      if (this.#exchange.error) throw this.#failure();
+      if (this.#exchange.error !== undefined) throw this.#failure();
       if (this.#exchange.answer) return undefined;
       await this.#exchange.changed();
     }

@@ -105,6 +105,11 @@ test(
     await assert.rejects(asked, { name: "AbortError" });
     assert.equal((await peer.take("cancel")).id, id);
     await assert.rejects(peer.client.generate({ prompt: "x" }, { signal }).text(), { name: "AbortError" });
+    for (const reason of [null, 0, ""]) {
+      const aborted = { signal: AbortSignal.abort(reason) };
+      await assert.rejects(peer.client.generate({ prompt: "x" }, aborted).text(), (error) => error === reason);
+      await assert.rejects(peer.client.status(aborted), (error) => error === reason);
+    }
     // The answers that were on their way are ignored.
     await peer.done(id);
     await peer.generate();
