@@ -19,6 +19,8 @@ const MAX_WAITING: usize = 1024;
 const BURST: usize = 256;
 /// Renewals in the time of a lease: two of them may be late.
 const RENEWALS: u32 = 3;
+/// The shortest time between two of them in seconds, whatever lease is given.
+const SHORTEST_RENEWAL_S: f64 = 0.01;
 const RECONNECT_MS: i32 = 20;
 const RECONNECT_MAX_MS: i32 = 200;
 const FAREWELL_MS: i32 = 100;
@@ -307,7 +309,7 @@ impl Worker {
                 return self.lose(&Error::new(Code::ConnectionRefused, text));
             }
         }
-        self.limit = now + self.settings.timeout;
+        self.limit = now.saturating_add(self.settings.timeout);
         self.session = Session::new(self.settings.hello.clone(), self.settings.buffer_bytes);
         self.tell(&self.session.hello());
     }
@@ -359,7 +361,8 @@ impl Worker {
             .welcome()
             .map_or(f64::INFINITY, |one| one.limits.lease_s);
         let silence_s = self.settings.silence.as_secs_f64();
-        Duration::from_secs_f64(lease_s.max(0.0).min(silence_s) / f64::from(RENEWALS))
+        let renewal_s = lease_s.min(silence_s) / f64::from(RENEWALS);
+        Duration::from_secs_f64(renewal_s.max(SHORTEST_RENEWAL_S))
     }
 
     fn receive(&mut self) {
@@ -422,11 +425,16 @@ impl Worker {
                     .unwrap_or_else(|| self.silent());
                 self.lose(&error);
             }
-        } else if now >= self.heard + self.settings.silence {
+        } else if now >= self.silent_at() {
             self.lose(&self.silent());
         } else if now >= self.renew_at {
             self.tell(&Request::Lease);
         }
+    }
+
+    /// When silence counts as a loss; programs may give times without end.
+    fn silent_at(&self) -> Duration {
+        self.heard.saturating_add(self.settings.silence)
     }
 
     fn silent(&self) -> Error {
@@ -441,7 +449,7 @@ impl Worker {
             items.push(link.socket.as_poll_item(zmq::POLLIN));
             items.push(link.monitor.as_poll_item(zmq::POLLIN));
             let due = match self.session.welcome() {
-                Some(_) => self.renew_at.min(self.heard + self.settings.silence),
+                Some(_) => self.renew_at.min(self.silent_at()),
                 None => self.limit,
             };
             let left = due.saturating_sub(self.clock.now()).min(self.clock.most);
@@ -456,7 +464,7 @@ impl Worker {
     /// End the session, all open requests and those who wait for one.
     fn lose(&mut self, error: &Error) {
         if self.session.welcome().is_some() {
-            self.awaited_until = self.clock.now() + self.settings.timeout;
+            self.awaited_until = self.clock.now().saturating_add(self.settings.timeout);
         }
         self.link = None;
         self.session.lose(error);
