@@ -28,6 +28,9 @@ final class Session implements Runnable, Zmtp.Listener {
     /** Renewals in the time of a lease: two of them may be late. */
     private static final int RENEWALS = 3;
 
+    /** The shortest time between two of them, whatever lease is given. */
+    private static final long SHORTEST_RENEWAL_NANOS = 10_000_000;
+
     private static final long RETRY_NANOS = 20_000_000;
     private static final int BUFFER_BYTES = 128 << 10;
     private static final int READS = 16;
@@ -478,7 +481,8 @@ final class Session implements Runnable, Zmtp.Listener {
 
     private void renewed() {
         double lease = welcome.limits().leaseS() * 1e9;
-        renewAt = now + (long) Math.min(lease, settings.silence.toNanos()) / RENEWALS;
+        long renewal = (long) Math.min(lease, settings.silence.toNanos()) / RENEWALS;
+        renewAt = now + Math.max(renewal, SHORTEST_RENEWAL_NANOS);
     }
 
     // --- answers ------------------------------------------------------------------------------
@@ -490,6 +494,10 @@ final class Session implements Runnable, Zmtp.Listener {
 
     @Override
     public void reply(ByteBuffer data) {
+        if (unsentBytes > MAX_UNSENT_BYTES) {
+            String text = "the daemon asks on and takes nothing";
+            throw HearthException.of(ErrorCode.CONNECTION_TIMEOUT, text);
+        }
         queue(data);
     }
 
@@ -517,6 +525,15 @@ final class Session implements Runnable, Zmtp.Listener {
     }
 
     private void welcomed(Answers.Welcome news) {
+        if (news.proto() != PROTOCOL) {
+            String text = "the daemon speaks protocol " + news.proto() + ", which was not offered";
+            throw HearthException.of(ErrorCode.UNSUPPORTED_PROTOCOL, text, "proto");
+        }
+        double lease = news.limits().leaseS();
+        if (!(lease > 0 && lease < Double.POSITIVE_INFINITY)) {
+            String text = "the daemon gives a lease of " + lease + " s";
+            throw HearthException.of(ErrorCode.PROTOCOL_VIOLATION, text, "lease_s");
+        }
         if (state == State.OPEN && !news.epoch().equals(welcome.epoch())) {
             throw lost("the daemon was restarted", null);
         }

@@ -222,6 +222,20 @@ final class Sessions {
                 Check.equal(Arrays.toString(error.getStackTrace()).contains("Sessions"), true);
             }
         });
+        for (double lease : new double[] {0, -1}) {
+            test("a lease that cannot be: " + lease, (daemon, client) -> {
+                Generation reply = client.generate(REQUEST);
+                daemon.start();
+                daemon.say("welcome", daemon.greeting(1, lease));
+                Check.equal(Check.failure(reply::done), ErrorCode.PROTOCOL_VIOLATION);
+            });
+        }
+        test("another protocol", (daemon, client) -> {
+            Generation reply = client.generate(REQUEST);
+            daemon.start();
+            daemon.say("welcome", daemon.greeting(2, 30));
+            Check.equal(Check.failure(reply::done), ErrorCode.UNSUPPORTED_PROTOCOL);
+        });
         test("a future fails with the failure", (daemon, client) -> {
             var status = client.statusAsync();
             daemon.say("error", Map.of(
