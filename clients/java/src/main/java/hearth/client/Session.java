@@ -35,6 +35,9 @@ final class Session implements Runnable, Zmtp.Listener {
     private static final int BUFFER_BYTES = 128 << 10;
     private static final int READS = 16;
     private static final long MAX_UNSENT_BYTES = 256L << 20;
+    /** Beyond them nothing more is answered to a daemon that takes nothing. */
+    private static final int MAX_UNSENT_PARTS = 1 << 16;
+
     private static final ByteBuffer LEASE = Writer.write("lease", Map.of()).message();
     private static final ByteBuffer BYE = Writer.write("bye", Map.of()).message();
 
@@ -494,7 +497,7 @@ final class Session implements Runnable, Zmtp.Listener {
 
     @Override
     public void reply(ByteBuffer data) {
-        if (unsentBytes > MAX_UNSENT_BYTES) {
+        if (unsent.size() > MAX_UNSENT_PARTS) {
             String text = "the daemon asks on and takes nothing";
             throw HearthException.of(ErrorCode.CONNECTION_TIMEOUT, text);
         }

@@ -1,6 +1,7 @@
 package hearth.client;
 
 import hearth.client.Answers.Delta;
+import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
@@ -277,6 +278,21 @@ final class Sessions {
         test("a PING is answered", (daemon, client) -> {
             daemon.write(ByteBuffer.wrap(new byte[] {4, 8, 4, 'P', 'I', 'N', 'G', 0, 9, 'x'}));
             Check.equal(new String(daemon.frame(), StandardCharsets.US_ASCII), "\4PONGx");
+        });
+        test("PINGs of a daemon that takes no PONG are bounded", (daemon, client) -> {
+            Generation reply = client.generate(REQUEST);
+            daemon.take("generate");
+            ByteBuffer pings = ByteBuffer.allocate(9000);
+            while (pings.hasRemaining()) {
+                pings.put(new byte[] {4, 7, 4, 'P', 'I', 'N', 'G', 0, 9});
+            }
+            try {
+                while (true) {
+                    daemon.write(pings.rewind());
+                }
+            } catch (IOException hungUp) {
+                Check.equal(Check.failure(reply::text), ErrorCode.CONNECTION_TIMEOUT);
+            }
         });
         check.test("requests wait for the session, in their order", () -> {
             try (FakeDaemon daemon = new FakeDaemon(); HearthClient client = daemon.builder().build()) {
