@@ -296,11 +296,8 @@ impl Worker {
         if self.link.is_some() {
             return;
         }
-        let now = self.clock.now();
-        if let Err(error) = probe(&self.settings.address) {
-            if error.code() != &Code::ConnectionRefused || now >= self.awaited_until {
-                return self.lose(&error);
-            }
+        if let Err(error) = self.reachable() {
+            return self.lose(&error);
         }
         match Link::open(&self.settings.address) {
             Ok(link) => self.link = Some(link),
@@ -309,9 +306,19 @@ impl Worker {
                 return self.lose(&Error::new(Code::ConnectionRefused, text));
             }
         }
-        self.limit = now.saturating_add(self.settings.timeout);
+        self.limit = self.clock.now().saturating_add(self.settings.timeout);
         self.session = Session::new(self.settings.hello.clone(), self.settings.buffer_bytes);
         self.tell(&self.session.hello());
+    }
+
+    /// Fail where nobody listens, unless that is to be waited for.
+    fn reachable(&mut self) -> Result<(), Error> {
+        let now = self.clock.now();
+        match probe(&self.settings.address) {
+            Err(error) if error.code() != &Code::ConnectionRefused => Err(error),
+            Err(error) if now >= self.awaited_until => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn send(&mut self, request: Waiting) {
@@ -389,7 +396,13 @@ impl Worker {
                 Effect::Lost(error) => return self.lose(&error),
             }
         }
-        if disconnected {
+        if disconnected && self.session.welcome().is_none() {
+            // Whoever listened is gone and cannot have kept the first hello.
+            if let Err(error) = self.reachable() {
+                return self.lose(&error);
+            }
+            self.tell(&self.session.hello());
+        } else if disconnected {
             self.lose(&Error::new(
                 Code::ConnectionLost,
                 "the connection to the daemon has ended",

@@ -341,6 +341,21 @@ fn the_lease_is_renewed_by_the_clock_and_silence_is_a_loss() {
 }
 
 #[test]
+fn a_connection_that_ends_before_the_welcome_is_made_again() {
+    let mut peer = Peer::new();
+    let client = peer.options().client().unwrap();
+    let opening = client.open();
+    peer.take("hello");
+    // Behind a new name of the socket's, so that somebody listens all the time.
+    let old = peer.socket.take();
+    fs::remove_file(&peer.path).unwrap();
+    peer.start();
+    drop(old);
+    peer.greet();
+    assert_eq!(opening.wait().unwrap().server, "scripted");
+}
+
+#[test]
 fn a_welcome_that_cannot_be_is_refused() {
     for lease_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let mut peer = Peer::new();
