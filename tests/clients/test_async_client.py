@@ -13,7 +13,9 @@ import pytest
 from hearth.daemon.door.sessions import Session, Sessions
 from hearth_client import (
     AsyncClient,
+    Client,
     ClientClosed,
+    ClientShared,
     ConnectionLost,
     ConnectionRefused,
     ConnectionTimeout,
@@ -174,6 +176,28 @@ async def test_the_loop_renews_while_tasks_do_other_things(
             await anyio.to_thread.run_sync(until, lambda: renewals[-1] - asked > 0.6)
             client.cancel(generation)
             assert await generation.text() == ""
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("silence_s", 0.0), ("silence_s", float("nan")), ("timeout", -1.0), ("timeout", float("nan"))],
+)
+def test_times_that_are_none_are_refused(
+    client: type[Client | AsyncClient], option: str, value: float
+) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        client("/nowhere/h.sock", **{option: value})  # type: ignore[arg-type] # one of several options
+    assert caught.value.field == option
+
+
+def test_another_loop_is_told_to_make_a_client_of_its_own(door: Harness) -> None:
+    client = AsyncClient(door.path)
+    generation = asyncio.run(client.generate("hang"))
+    for use in (client.connect, generation.text):
+        with pytest.raises(ClientShared, match="another loop"):
+            asyncio.run(use())
+    asyncio.run(client.close())
 
 
 async def test_nobody_answers() -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
-from hearth_client.errors import ClientClosed, ConnectionLost, HearthClientError
+from hearth_client.errors import ClientClosed, ClientShared, ConnectionLost, HearthClientError
 from hearth_client.keys import ClientKeys
 from hearth_client.pictures import Frame
 from hearth_client.protocol import Request, Welcome
@@ -41,6 +41,7 @@ class AsyncSession(Session):
         """The welcome of the session that is open, or of a new one."""
         async with self._opening:
             self._check_not_closed()
+            self._check_loop()
             if self._channel is None:
                 await self._handshake()
         return self._opened()
@@ -62,6 +63,7 @@ class AsyncSession(Session):
 
     async def wait_for(self, exchange: Exchange) -> None:
         """Wait until `exchange` has a delta or has ended; for one task per exchange."""
+        self._check_loop()
         while not exchange.deltas and not exchange.ended:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[exchange.id] = waiter
@@ -81,6 +83,11 @@ class AsyncSession(Session):
         """End the session; open requests end with ClientClosed."""
         self._closed = True
         self._lose(ClientClosed("this client was closed"), self._connection.farewell())
+
+    def _check_loop(self) -> None:
+        # The loop that opened the session reads for it: in another one nothing would ever come.
+        if self._channel is not None and self._loop is not asyncio.get_running_loop():
+            raise ClientShared("another loop opened this session: make a client for each one")
 
     def _cancel_forgotten(self, exchange: Exchange) -> None:
         exchange.deltas.clear()
