@@ -128,7 +128,7 @@ final class Sessions {
     }
 
     /** What came to a subscriber, in words. */
-    private static final class Told implements Flow.Subscriber<Delta> {
+    private static class Told implements Flow.Subscriber<Delta> {
         private final BlockingQueue<String> events = new LinkedBlockingQueue<>();
         private Flow.Subscription subscription;
 
@@ -183,6 +183,23 @@ final class Sessions {
             told.subscription.cancel();
             daemon.take("cancel");
         });
+        for (Throwable thrown : List.of(new IllegalStateException(), new AssertionError())) {
+            test("a subscriber that throws ends the generation: " + thrown, (daemon, client) -> {
+                Told told = new Told() {
+                    @Override
+                    public void onNext(Delta delta) {
+                        if (thrown instanceof Error error) {
+                            throw error;
+                        }
+                        throw (RuntimeException) thrown;
+                    }
+                };
+                client.generate(REQUEST).subscribe(told);
+                told.subscription.request(1);
+                daemon.delta(daemon.start(), 0, "x");
+                daemon.take("cancel");
+            });
+        }
         test("a second subscriber and a request of nothing are refused", (daemon, client) -> {
             Generation reply = client.generate(REQUEST);
             Told first = new Told();
