@@ -200,6 +200,17 @@ def test_another_loop_is_told_to_make_a_client_of_its_own(door: Harness) -> None
     asyncio.run(client.close())
 
 
+async def test_a_second_reader_of_a_generation_is_refused(door: Harness) -> None:
+    async with AsyncClient(door.path) as client:
+        generation = await client.generate("hang")
+        first = asyncio.create_task(generation.text())
+        await client.tokenize("a")
+        with pytest.raises(ClientShared, match="another task"):
+            await generation.text()
+        client.cancel(generation)
+        assert await first == ""
+
+
 async def test_nobody_answers() -> None:
     with tempfile.TemporaryDirectory(prefix="ha") as folder:
         client = AsyncClient(Path(folder) / "none.sock", timeout=0.1)

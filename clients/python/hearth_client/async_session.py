@@ -62,8 +62,10 @@ class AsyncSession(Session):
         self._readable()
 
     async def wait_for(self, exchange: Exchange) -> None:
-        """Wait until `exchange` has a delta or has ended; for one task per exchange."""
+        """Wait until `exchange` has a delta or has ended; raises ClientShared for a second task."""
         self._check_loop()
+        if exchange.id in self._waiters:
+            raise ClientShared("another task reads this generation")
         while not exchange.deltas and not exchange.ended:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters[exchange.id] = waiter
