@@ -128,6 +128,8 @@ impl RunningClock {
 struct Link {
     socket: zmq::Socket,
     monitor: zmq::Socket,
+    /// The connection has ended, and what came before is still to be read.
+    has_ended: bool,
 }
 
 impl Link {
@@ -143,7 +145,11 @@ impl Link {
         monitor.set_linger(0)?;
         monitor.connect("inproc://events")?;
         socket.connect(address)?;
-        Ok(Self { socket, monitor })
+        Ok(Self {
+            socket,
+            monitor,
+            has_ended: false,
+        })
     }
 
     fn send(&self, message: Vec<u8>, frames: Vec<Vec<u8>>) -> Result<(), Error> {
@@ -374,7 +380,9 @@ impl Worker {
 
     fn receive(&mut self) {
         // Looked at before: what came ahead of the end is then read ahead of it.
-        let disconnected = self.link.as_ref().map_or(false, Link::disconnected);
+        if let Some(link) = &mut self.link {
+            link.has_ended = link.has_ended || link.disconnected();
+        }
         for _ in 0..BURST {
             let received = match &self.link {
                 Some(link) => link.receive(),
@@ -382,7 +390,7 @@ impl Worker {
             };
             let frame = match received {
                 Ok(Some(frame)) => frame,
-                Ok(None) => break,
+                Ok(None) => return self.take_end(),
                 Err(error) => {
                     let text = format!("ZeroMQ cannot receive: {error}");
                     return self.lose(&Error::new(Code::ConnectionLost, text));
@@ -396,13 +404,21 @@ impl Worker {
                 Effect::Lost(error) => return self.lose(&error),
             }
         }
-        if disconnected && self.session.welcome().is_none() {
+    }
+
+    /// Act on the end of the connection, behind the last message that came on it.
+    fn take_end(&mut self) {
+        let has_ended = self.link.as_mut().map(|link| &mut link.has_ended);
+        if !has_ended.map_or(false, std::mem::take) {
+            return;
+        }
+        if self.session.welcome().is_none() {
             // Whoever listened is gone and cannot have kept the first hello.
             if let Err(error) = self.reachable() {
                 return self.lose(&error);
             }
             self.tell(&self.session.hello());
-        } else if disconnected {
+        } else {
             self.lose(&Error::new(
                 Code::ConnectionLost,
                 "the connection to the daemon has ended",

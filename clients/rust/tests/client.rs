@@ -356,6 +356,25 @@ fn a_connection_that_ends_before_the_welcome_is_made_again() {
 }
 
 #[test]
+fn all_that_came_before_a_loss_is_read() {
+    let mut peer = Peer::new();
+    let client = peer.greeted(peer.options());
+    let generation = client.generate(Generate::prompt("a"));
+    let request = peer.take("generate");
+    // As many as ZeroMQ reads ahead, and slower to decode than to receive.
+    let tokens: Vec<u32> = vec![70_000; 2_000];
+    for seq in 0..900 {
+        peer.say(&json!({
+            "t": "delta", "id": request["id"], "seq": seq, "text": "x", "tokens": tokens,
+        }));
+    }
+    peer.done(&request, "stop");
+    peer.socket.as_ref().unwrap().set_linger(10_000).unwrap();
+    peer.socket = None;
+    assert_eq!(generation.wait().unwrap().text.len(), 900);
+}
+
+#[test]
 fn a_welcome_that_cannot_be_is_refused() {
     for lease_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
         let mut peer = Peer::new();
