@@ -32,6 +32,11 @@ export class Exchange {
     return this.#terminal === "done";
   }
 
+  /** Whether a delta has come. */
+  get begun() {
+    return this.#nextSeq > 0;
+  }
+
   /** Whether no answer will follow. */
   get ended() {
     return this.answer !== undefined || this.error !== undefined;

@@ -88,9 +88,9 @@ export class Generation {
     return [...this.#replies.entries()].sort(([a], [b]) => a - b).map(([, reply]) => reply);
   }
 
-  /** Wait until the request is queued; undefined where it ended before. */
+  /** Wait until the request is queued; undefined where it began or ended without a word of that. */
   async accepted() {
-    while (!this.#exchange.accepted && !this.#exchange.ended) await this.#exchange.changed();
+    while (!this.#exchange.accepted && !this.#exchange.begun && !this.#exchange.ended) await this.#exchange.changed();
     if (!this.#exchange.accepted && this.#exchange.error !== undefined) throw this.#failure();
     return this.#exchange.accepted;
   }

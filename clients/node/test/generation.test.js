@@ -93,6 +93,19 @@ test(
 );
 
 test(
+  "a generation that begins without having been accepted is not waited for",
+  scene(async (peer) => {
+    await peer.greet();
+    const { generation, id } = await peer.generate();
+    const accepted = generation.accepted();
+    await peer.say({ t: "delta", id, seq: 0, text: "x" });
+    assert.equal(await accepted, undefined);
+    await peer.done(id);
+    assert.equal(await generation.text(), "x");
+  }),
+);
+
+test(
   "an aborted signal ends the request with its reason, here and at the daemon",
   session(async (peer) => {
     const controller = new AbortController();
