@@ -298,6 +298,22 @@ def test_a_daemon_that_dies_is_noticed_at_once(drive: Drive, short_folder: Path)
             peer.serves(driver)
 
 
+def test_what_came_before_a_loss_is_read(driver: Driver, peer: Peer) -> None:
+    peer.greet(driver)
+    request = peer.start(driver, "a")
+    peer.start(driver, "b")
+    peer.say(t="accepted", id=request, prompt_tokens=9)
+    # As many as ZeroMQ reads ahead of its program, and slower to decode than to receive.
+    tokens = [70_000] * 500
+    for seq in range(900):
+        peer.say(t="delta", id=request, seq=seq, text="x", tokens=tokens)
+    peer.say(id=request, **done())
+    peer.leave()
+    answered = driver.answered("a")
+    assert (answered.end["event"], len(answered.joined())) == ("done", 900)
+    lost(driver, "b")
+
+
 def test_close_ends_what_is_open(driver: Driver, peer: Peer) -> None:
     peer.greet(driver)
     request = peer.start(driver, "a")
