@@ -156,6 +156,10 @@ class Peer:
         assert answered.end["event"] == "done", answered.end
         assert answered.joined() == "still here"
 
+    def leave(self) -> None:
+        """Go away once the client's system has taken all that was said."""
+        self._socket.close(linger=int(1000 * Driver.patience_s))
+
     def close(self) -> None:
         """Go away, as a daemon that dies."""
         self._socket.close()

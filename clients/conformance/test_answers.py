@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from clients.conformance.conftest import CLIENTS
@@ -103,6 +104,9 @@ UNKNOWN: dict[str, Any] = {
     "true": True,
     "extension": 1.5,
     "long": "x" * 70_000,
+    "__proto__": {"text": 5},
+    "constructor": 6,
+    "time": msgspec.msgpack.Ext(-1, b"of another size"),
 }
 
 
@@ -295,11 +299,30 @@ def test_an_answer_of_the_wrong_kind_ends_its_request(driver: Driver, peer: Peer
     driver.do("tokenize", "t", request={"text": "x"})
     peer.say(t="text", id=peer.take("tokenize")["id"], text="not tokens")
     violated(driver, "t")
+    for name in ("delta", "accepted"):
+        driver.do("tokenize", name, request={"text": "x"})
+        peer.say(id=peer.take("tokenize")["id"], **{**LATER[name], "seq": 0})
+        violated(driver, name)
     request = peer.start(driver, "g")
     peer.broken.add(request)
     peer.say(t="tokens", id=request, tokens=[1])
     violated(driver, "g")
     peer.serves(driver)
+
+
+def test_the_first_accepted_counts(driver: Driver, peer: Peer) -> None:
+    driver.generate("a", prompt="x", read=False)
+    request = peer.take("generate")["id"]
+    for tokens in (9, 10, 11):
+        peer.say(t="accepted", id=request, prompt_tokens=tokens)
+    peer.say(t="delta", id=request, seq=0, text="x", tokens=[1])
+    peer.say(t="accepted", id=request, prompt_tokens=12)
+    peer.say(id=request, **done())
+    driver.do("read", "a")
+    events = driver.answered("a").events
+    told = [one["prompt_tokens"] for one in events if one["event"] == "accepted"]
+    assert told in ([9], [])  # A driver may tell of it only before it reads a delta.
+    assert events[-1]["event"] == "done"
 
 
 UNREADABLE = {

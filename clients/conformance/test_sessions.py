@@ -150,6 +150,51 @@ def test_the_lease_is_kept_while_nothing_is_asked(driver: Driver, peer: Peer) ->
     peer.serves(driver)
 
 
+@pytest.mark.parametrize("lease_s", [0, -1.5, float("nan"), float("inf")])
+def test_a_lease_that_cannot_be_ends_the_session(
+    driver: Driver, peer: Peer, lease_s: float
+) -> None:
+    wrong = {**LIMITS, "lease_s": lease_s}
+    driver.do("connect")
+    peer.welcome(limits=wrong)
+    assert failed(driver) == ("protocol_violation", "connection")
+    peer.greet(driver)
+    peer.start(driver, "a")
+    peer.say(**welcome(limits=wrong))
+    assert failed(driver, "a") == ("protocol_violation", "connection")
+    peer.greet(driver)
+    peer.serves(driver)
+
+
+def test_a_short_lease_is_no_storm(driver: Driver, peer: Peer) -> None:
+    driver.do("connect")
+    peer.welcome(limits={**LIMITS, "lease_s": 1e-300})
+    driver.expect("connected")
+    began = time.monotonic()
+    for _ in range(50):
+        assert peer.next(began + 20 * LEASE_S) == {"t": "lease"}
+        peer.say(t="leased", seconds=1e-300)
+    assert time.monotonic() - began > 0.4
+    peer.serves(driver)
+
+
+def test_a_long_lease(driver: Driver, peer: Peer) -> None:
+    driver.do("connect", silence_s=LEASE_S)
+    peer.welcome(limits={**LIMITS, "lease_s": 1e308})
+    driver.expect("connected")
+    assert peer.next(time.monotonic() + LEASE_S) == {"t": "lease"}
+    peer.say(t="leased", seconds=1e308)
+    peer.serves(driver)
+
+
+def test_another_protocol_is_refused(driver: Driver, peer: Peer) -> None:
+    driver.do("connect")
+    peer.welcome(proto=2)
+    assert failed(driver) == ("unsupported_protocol", "connection")
+    peer.greet(driver)
+    peer.serves(driver)
+
+
 def test_silence_is_a_loss(driver: Driver, peer: Peer) -> None:
     driver.do("connect", silence_s=LEASE_S)
     peer.welcome()
@@ -251,6 +296,22 @@ def test_a_daemon_that_dies_is_noticed_at_once(drive: Drive, short_folder: Path)
             peer.welcome(epoch="second")
             assert driver.expect("connected")["welcome"]["epoch"] == "second"
             peer.serves(driver)
+
+
+def test_what_came_before_a_loss_is_read(driver: Driver, peer: Peer) -> None:
+    peer.greet(driver)
+    request = peer.start(driver, "a")
+    peer.start(driver, "b")
+    peer.say(t="accepted", id=request, prompt_tokens=9)
+    # As many as ZeroMQ reads ahead of its program, and slower to decode than to receive.
+    tokens = [70_000] * 500
+    for seq in range(900):
+        peer.say(t="delta", id=request, seq=seq, text="x", tokens=tokens)
+    peer.say(id=request, **done())
+    peer.leave()
+    answered = driver.answered("a")
+    assert (answered.end["event"], len(answered.joined())) == ("done", 900)
+    lost(driver, "b")
 
 
 def test_close_ends_what_is_open(driver: Driver, peer: Peer) -> None:

@@ -29,6 +29,7 @@ import (
 var Features = []string{"reasoning", "tool_calls", "end_details", "token_bytes"}
 
 const (
+	protocol         = 1
 	defaultTimeout   = 5 * time.Second
 	defaultReadAhead = 8 << 20
 	// Times between attempts to reach a daemon that is about to come back.
@@ -341,7 +342,7 @@ func (c *Client) interruptible(
 
 // hello opens the session. A daemon of 0.1.0 refuses features and is asked again without.
 func (c *Client) hello(conn *zmtp.Conn) (*Welcome, error) {
-	hello := map[string]any{"t": "hello", "proto": []int{1}}
+	hello := map[string]any{"t": "hello", "proto": []int{protocol}}
 	if c.options.Name != "" {
 		hello["client"] = c.options.Name
 	}
@@ -381,8 +382,8 @@ func welcomed(conn *zmtp.Conn) (again bool, _ *Welcome, _ error) {
 		}
 		switch answer := answer.(type) {
 		case *Welcome:
-			if answer.Limits.LeaseS <= 0 {
-				return false, nil, failure(ProtocolViolation, "lease_s", nil, "the daemon gives no lease")
+			if err := answer.fault(); err != nil {
+				return false, nil, err
 			}
 			return false, answer, nil
 		case *errorAnswer:

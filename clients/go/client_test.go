@@ -315,6 +315,65 @@ func TestTheLeaseIsKeptByTheClock(t *testing.T) {
 	}
 }
 
+func TestWelcomesThatCannotBe(t *testing.T) {
+	for name, one := range map[string]struct {
+		changes fields
+		code    hearth.Code
+	}{
+		"protocol": {fields{"proto": 2}, hearth.UnsupportedProtocol},
+		"no lease": {fields{"lease_s": 0}, hearth.ProtocolViolation},
+		"negative": {fields{"lease_s": -1.0}, hearth.ProtocolViolation},
+		"nan":      {fields{"lease_s": math.NaN()}, hearth.ProtocolViolation},
+		"infinite": {fields{"lease_s": math.Inf(1)}, hearth.ProtocolViolation},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDaemon(t)
+			go d.meet(one.changes)
+			_, err := hearth.Dial(within(t), hearth.Options{Address: d.path})
+			wants(t, err, one.code)
+			client, p := dial(t, newDaemon(t), hearth.Options{}, nil)
+			stream := generate(t, client)
+			p.send(welcome(one.changes))
+			_, err = stream.Collect()
+			wants(t, err, one.code)
+		})
+	}
+}
+
+func TestALeaseOfAnyLengthIsKept(t *testing.T) {
+	for _, lease := range []float64{1e-300, 1e-9, 1e308} {
+		client, p := dial(t, newDaemon(t), hearth.Options{Silence: 3 * time.Second / 10},
+			fields{"lease_s": lease})
+		p.expect("lease")
+		_ = client.Close()
+	}
+}
+
+func TestTheFirstAcceptedCounts(t *testing.T) {
+	client, p := dial(t, newDaemon(t), hearth.Options{}, nil)
+	stream := generate(t, client)
+	for tokens := 3; tokens < 5; tokens++ {
+		p.send(fields{"t": "accepted", "id": "1", "prompt_tokens": tokens})
+	}
+	p.send(done("1", "stop"))
+	if _, err := stream.Collect(); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err := stream.Accepted(); err != nil || accepted.PromptTokens != 3 {
+		t.Fatal(accepted, err)
+	}
+}
+
+func TestAcceptedAnswersAGenerationAlone(t *testing.T) {
+	client, p := dial(t, newDaemon(t), hearth.Options{}, nil)
+	go func() {
+		id := p.expect("tokenize")["id"]
+		p.send(fields{"t": "accepted", "id": id, "prompt_tokens": 3})
+	}()
+	_, err := client.Tokenize(within(t), &hearth.Tokenize{Text: "a"})
+	wants(t, err, hearth.ProtocolViolation)
+}
+
 func TestCancel(t *testing.T) {
 	client, p := dial(t, newDaemon(t), hearth.Options{}, nil)
 	stream := generate(t, client)

@@ -109,6 +109,8 @@ func (x *exchange) take() *Delta {
 func (x *exchange) accept(accepted *Accepted) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.accepted = accepted
+	if x.accepted == nil {
+		x.accepted = accepted
+	}
 	x.changed.Broadcast()
 }

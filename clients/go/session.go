@@ -2,6 +2,7 @@ package hearth
 
 import (
 	"errors"
+	"math"
 	"os"
 	"strconv"
 	"sync"
@@ -14,6 +15,8 @@ import (
 const (
 	// Renewals in the time of a lease: two of them may be late.
 	renewals = 3
+	// The shortest time between two of them, whatever lease is given.
+	shortestRenewal = 10 * time.Millisecond
 	// Time for the last message to leave, and for the last ones to be read.
 	farewell = 100 * time.Millisecond
 )
@@ -44,7 +47,7 @@ func newSession(
 	}
 	s.heard.Store(true)
 	go s.read()
-	go s.write(time.Duration(welcome.Limits.LeaseS * float64(time.Second)))
+	go s.write(welcome.Limits.LeaseS)
 	return s
 }
 
@@ -71,6 +74,17 @@ func (s *session) end(err *Error) {
 	_ = s.conn.Close()
 }
 
+// fault is what is wrong with a welcome that could be read; nil where nothing is.
+func (w *Welcome) fault() *Error {
+	switch lease := w.Limits.LeaseS; {
+	case w.Proto != protocol:
+		return failure(UnsupportedProtocol, "proto", nil, "the daemon speaks protocol %d alone", w.Proto)
+	case !(lease > 0) || math.IsInf(lease, 1):
+		return failure(ProtocolViolation, "lease_s", nil, "the daemon gives a lease of %v s", lease)
+	}
+	return nil
+}
+
 func (s *session) lost() *Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,12 +93,12 @@ func (s *session) lost() *Error {
 
 // write sends what is to be sent, and lease by the clock. A tick without an answer since the last
 // one counts as silence, so that time in which this process stood still counts for one of them.
-func (s *session) write(lease time.Duration) {
-	every := s.options.Silence
-	if lease < every {
-		every = lease
+func (s *session) write(leaseS float64) {
+	// A float beyond a Duration has no meaning as one, so the least is taken of floats.
+	every := time.Duration(math.Min(leaseS*float64(time.Second), float64(s.options.Silence)) / renewals)
+	if every < shortestRenewal {
+		every = shortestRenewal
 	}
-	every /= renewals
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
 	var silent time.Duration
@@ -149,6 +163,10 @@ func (s *session) read() {
 func (s *session) take(answer any, bytes int) {
 	switch answer := answer.(type) {
 	case *Welcome:
+		if err := answer.fault(); err != nil {
+			s.end(err)
+			return
+		}
 		s.mu.Lock()
 		restarted := answer.Epoch != s.welcome.Epoch
 		s.welcome = answer
@@ -157,7 +175,12 @@ func (s *session) take(answer any, bytes int) {
 			s.end(failure(ConnectionLost, "", nil, "the daemon was restarted"))
 		}
 	case *acceptedAnswer:
-		if x := s.find(answer.ID); x != nil {
+		x := s.find(answer.ID)
+		switch {
+		case x == nil:
+		case !x.generates:
+			s.close(x, nil, failure(ProtocolViolation, "", nil, "accepted answers what is no generation"))
+		default:
 			x.accept(&answer.Accepted)
 		}
 	case *deltaAnswer:

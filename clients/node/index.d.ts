@@ -300,7 +300,7 @@ export class Generation implements AsyncIterable<Delta> {
   readonly toolCalls: ToolCall[];
   /** All replies that have begun; one unless the request had another `n`. */
   readonly choices: Reply[];
-  /** Wait until the request is queued; undefined where it ended before. */
+  /** Wait until the request is queued; undefined where it began or ended without a word of that. */
   accepted(): Promise<Accepted | undefined>;
   /** Read to the end; returns the text. */
   text(): Promise<string>;

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import gc
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -8,11 +9,14 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
 
 from hearth.daemon.door.sessions import Session, Sessions
 from hearth_client import (
     AsyncClient,
+    Client,
     ClientClosed,
+    ClientShared,
     ConnectionLost,
     ConnectionRefused,
     ConnectionTimeout,
@@ -167,10 +171,48 @@ async def test_the_loop_renews_while_tasks_do_other_things(
             assert await generation.text() == ""
 
 
-@pytest.mark.parametrize("wait_s", [0.1, -1.0])
-async def test_nobody_answers(wait_s: float) -> None:
+@pytest.mark.parametrize("client", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("silence_s", 0.0), ("silence_s", float("nan")), ("timeout", -1.0), ("timeout", float("nan"))],
+)
+def test_times_that_are_none_are_refused(
+    client: type[Client | AsyncClient], option: str, value: float
+) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        client("/nowhere/h.sock", **{option: value})  # type: ignore[arg-type] # one of several options
+    assert caught.value.field == option
+
+
+@pytest.mark.parametrize("run", [asyncio.run, lambda awaitable: trio.run(_awaited, awaitable)])
+def test_another_loop_is_told_to_make_a_client_of_its_own(
+    door: Harness, run: Callable[[Awaitable[Any]], Any]
+) -> None:
+    client = AsyncClient(door.path)
+    generation = run(client.generate("hang"))
+    for use in (client.connect, generation.text):
+        with pytest.raises(ClientShared, match="another loop"):
+            run(use())
+    run(client.close())
+
+
+async def _awaited(awaitable: Awaitable[object]) -> object:
+    return await awaitable
+
+
+async def test_a_second_reader_of_a_generation_is_refused(door: Harness) -> None:
+    async with AsyncClient(door.path) as client, anyio.create_task_group() as tasks:
+        generation = await client.generate("hang")
+        tasks.start_soon(generation.text)
+        await anyio.wait_all_tasks_blocked()
+        with pytest.raises(ClientShared, match="another task"):
+            await generation.text()
+        client.cancel(generation)
+
+
+async def test_nobody_answers() -> None:
     with tempfile.TemporaryDirectory(prefix="ha") as folder:
-        client = AsyncClient(Path(folder) / "none.sock", timeout=wait_s)
+        client = AsyncClient(Path(folder) / "none.sock", timeout=0.1)
         with pytest.raises(ConnectionTimeout):
             await client.connect()
         await client.close()

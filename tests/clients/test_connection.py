@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,11 @@ from hearth_client.errors import (
     QueueFull,
     RequestRefused,
     UnsupportedOption,
+    UnsupportedProtocol,
 )
 from hearth_client.protocol import (
     Accepted,
+    Answer,
     Delta,
     Done,
     Error,
@@ -197,6 +200,52 @@ def test_the_lease_is_renewed_in_time_and_not_too_often() -> None:
     assert opened(silence_s=6.0).renewal(2.0) is not None, "the daemon is asked for signs of life"
 
 
+@pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_lease_that_cannot_be_ends_the_session(lease_s: float) -> None:
+    connection = opened()
+    exchange = begin(connection)
+    limits = structs.replace(LIMITS, lease_s=lease_s)
+    connection.receive(encode(Welcome(proto=1, server="x", limits=limits, epoch="one")), 0.0)
+    assert isinstance(exchange.error, ProtocolViolation)
+    assert exchange.error.field == "lease_s"
+
+
+def test_a_lease_of_any_length_is_kept() -> None:
+    for lease_s, renewed_s in ((1e-300, 0.01), (1e308, 30.0)):
+        connection = opened()
+        limits = structs.replace(LIMITS, lease_s=lease_s)
+        connection.receive(encode(Welcome(proto=1, server="x", limits=limits, epoch="one")), 0.0)
+        assert connection.renew_at == renewed_s
+
+
+def test_a_protocol_that_was_not_offered_ends_the_session() -> None:
+    connection = Connection("test", None, 9.0)
+    connection.hello()
+    connection.receive(encode(Welcome(proto=2, server="x", limits=LIMITS)), 0.0)
+    assert isinstance(connection.failure, UnsupportedProtocol)
+    assert connection.welcome is None
+
+
+def test_the_first_accepted_counts() -> None:
+    connection = opened()
+    exchange = begin(connection)
+    for tokens in (3, 4):
+        connection.receive(encode(Accepted(id=exchange.id, prompt_tokens=tokens)), 0.0)
+    assert exchange.accepted is not None
+    assert exchange.accepted.prompt_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "answer", [lambda i: Accepted(id=i, prompt_tokens=1), lambda i: Delta(id=i, seq=0, text="x")]
+)
+def test_what_a_generation_alone_has_ends_other_requests(answer: Callable[[str], Answer]) -> None:
+    connection = opened()
+    exchange, _ = connection.request(lambda i: Tokenize(id=i, text="x"), 0.0)
+    assert connection.receive(encode(answer(exchange.id)), 0.0) is exchange
+    assert isinstance(exchange.error, ProtocolViolation)
+    assert connection.open == 0
+
+
 def test_a_reply_must_be_of_the_kind_asked_for() -> None:
     connection = opened()
     exchange, _ = connection.request(lambda i: Tokenize(id=i, text="x"), 0.0)
@@ -248,7 +297,7 @@ def test_limits_that_are_not_known_yet_hold_nothing_up() -> None:
 
 
 def replace(message: Generate, request_id: str) -> Generate:
-    return msgspec.structs.replace(message, id=request_id)
+    return structs.replace(message, id=request_id)
 
 
 def test_values_that_cannot_be_encoded_open_nothing() -> None:
@@ -286,7 +335,7 @@ def test_pictures_that_the_server_does_not_take_are_not_sent() -> None:
 
     assert refused() is UnsupportedOption
     sees = structs.replace(LIMITS, images=2, image_bytes=8, request_image_bytes=16)
-    connection.receive(encode(Welcome(proto=1, server="x", limits=sees)), 0.0)
+    connection.receive(encode(Welcome(proto=1, server="x", limits=sees, epoch="one")), 0.0)
     connection.request(lambda i: Generate(id=i, prompt="x"), 0.0, frames * 2)
     connection.lose(ConnectionLost("x"))
     frames = [b"12345678"] * 3
@@ -294,7 +343,7 @@ def test_pictures_that_the_server_does_not_take_are_not_sent() -> None:
     frames = [b"123456789"]
     assert refused() is ImageTooLarge
     sees = structs.replace(sees, request_image_bytes=15)
-    connection.receive(encode(Welcome(proto=1, server="x", limits=sees)), 0.0)
+    connection.receive(encode(Welcome(proto=1, server="x", limits=sees, epoch="one")), 0.0)
     frames = [b"12345678"] * 2
     assert refused() is ImageTooLarge
 

@@ -86,7 +86,7 @@ class Peer {
     say(id, R"({"t": "done", "reason": "stop", "usage": {"prompt_tokens": 1, "completion_tokens": 2}})");
   }
   void welcome(const std::string& epoch = "first") {
-    say(R"({"t": "welcome", "proto": 1, "server": "scripted", "epoch": ")" + epoch +
+    say(R"({"t": "welcome", "proto": )" + proto + R"(, "server": "scripted", "epoch": ")" + epoch +
         R"(", "limits": {"frame_bytes": 4096, "frames": 4, "requests_per_client": 8,
             "prompt_tokens": 10, "total_tokens": 20, "queued_requests": 9, "queued_tokens": 9,
             "lease_s": )" + lease_s + R"(, "images": 2, "image_bytes": 100,
@@ -108,7 +108,7 @@ class Peer {
   }
 
   std::vector<std::string> frames;
-  std::string lease_s = "30";
+  std::string lease_s = "30", proto = "1";
 
  private:
   std::string folder_;
@@ -277,6 +277,57 @@ void test_leases() {
   CHECK(report.state == "of_tomorrow" && report.uptime_s == 1.0 && report.places == 2);
 }
 
+void test_welcomes_that_cannot_be() {
+  const auto refused = [](const std::string& lease_s, const std::string& proto) {
+    Peer peer;
+    peer.lease_s = lease_s;
+    peer.proto = proto;
+    Client client(peer.options());
+    auto connected = std::async(std::launch::async, [&] { return client.connect(); });
+    peer.take("hello");
+    peer.welcome();
+    return code_of([&] { connected.get(); });
+  };
+  CHECK(refused("0", "1") == "protocol_violation");
+  CHECK(refused("-1.5", "1") == "protocol_violation");
+  CHECK(refused("30", "2") == "unsupported_protocol");
+}
+
+void test_times_of_any_length() {
+  for (const auto* lease_s : {"1e-300", "1e308"}) {
+    Peer peer;
+    peer.lease_s = lease_s;
+    auto options = peer.options();
+    options.timeout_s = options.silence_s = options.answer_s = 1e300;
+    Client client(options);
+    peer.greet(client);
+    auto reply = client.generate(tell());
+    const std::string id = peer.take("generate");
+    auto served = std::async(std::launch::async, [&] {
+      return reply.next(std::chrono::milliseconds::max());
+    });
+    CHECK(served.wait_for(1ms) == std::future_status::timeout);
+    peer.delta(id, 0, "x");
+    CHECK(served.get()->text == "x");
+  }
+  hearth::ClientOptions options;
+  options.timeout_s = std::nan("");
+  CHECK(code_of([&] { const Client client(options); }) == "invalid_value");
+}
+
+void test_the_first_accepted_counts() {
+  Peer peer;
+  Client client(peer.options());
+  peer.greet(client);
+  auto reply = client.generate(tell());
+  const std::string id = peer.take("generate");
+  peer.say(id, R"({"t": "accepted", "prompt_tokens": 1})");
+  peer.say(id, R"({"t": "accepted", "prompt_tokens": 2})");
+  peer.done(id);
+  CHECK(std::get<hearth::Accepted>(*reply.next_event()).prompt_tokens == 1);
+  CHECK(std::holds_alternative<hearth::Done>(*reply.next_event()));
+}
+
 void test_callbacks() {
   Peer peer;
   Client client(peer.options());
@@ -309,6 +360,34 @@ void test_callbacks() {
   peer.delta(peer.take("generate"), 0, "x");
   ended.get_future().get();
   CHECK(code_of([&] { inner->text(); }) == "client_closed");
+}
+
+void test_a_callback_that_throws_ends_its_generation() {
+  Peer peer;
+  Client client(peer.options());
+  peer.greet(client);
+  int calls = 0;
+  auto reply = client.generate(tell(), [&](const hearth::Event&) {
+    ++calls;
+    throw std::runtime_error("of the program");
+  });
+  auto other = client.generate(tell(), [](const hearth::Event&) { throw 7; });
+  const std::string id = peer.take("generate");
+  const std::string last = peer.take("generate");
+  peer.delta(id, 0, "x");
+  peer.delta(id, 1, "y");
+  CHECK(peer.take("cancel") == id);
+  peer.done(id);
+  peer.done(last);
+  const auto failed = [](hearth::Generation& one) {
+    const auto event = one.next_event();
+    return event && std::get<hearth::Failure>(*event).code == "callback_failed";
+  };
+  CHECK(failed(reply) && failed(other));
+  CHECK(calls == 1);
+  auto third = client.generate(tell());
+  peer.serve();
+  CHECK(third.text() == "hello");
 }
 
 void test_a_callback_of_a_loss_may_ask_again() {
@@ -430,7 +509,11 @@ int main() {
   test_connecting();
   test_an_old_daemon_and_one_that_is_full();
   test_leases();
+  test_welcomes_that_cannot_be();
+  test_times_of_any_length();
+  test_the_first_accepted_counts();
   test_callbacks();
+  test_a_callback_that_throws_ends_its_generation();
   test_a_callback_of_a_loss_may_ask_again();
   test_a_slow_reader();
   test_a_descriptor();

@@ -5,8 +5,20 @@ import { ConnectionFailed } from "./errors.js";
 /** Bytes of an answer at most; ZeroMQ closes the connection for a larger frame. */
 export const MAX_ANSWER_BYTES = 16 << 20;
 const MAX_DEPTH = 64;
-// Names in fields of later servers may be anything; what is no text names nothing here.
-const decoder = new Decoder({ mapKeyConverter: (key) => (typeof key === "string" ? key : "") });
+const PROTO = Buffer.from("__proto__");
+// Names in fields of later servers may be anything; what is no text names nothing here. The decoder refuses
+// `__proto__` and timestamps of a wrong size, which are to be skipped as all else that is unknown.
+const decoder = new Decoder({
+  mapKeyConverter: (key) => (typeof key === "string" ? key : ""),
+  keyDecoder: {
+    canBeCached: (size) => size === PROTO.length,
+    decode: (bytes, at, size) => {
+      const name = Buffer.from(bytes.buffer, bytes.byteOffset + at, size);
+      return name.equals(PROTO) ? "" : name.toString();
+    },
+  },
+  extensionCodec: { tryToEncode: () => null, decode: () => undefined },
+});
 
 class Malformed extends Error {}
 

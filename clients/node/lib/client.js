@@ -133,7 +133,7 @@ const closed = () => new ConnectionFailed("client_closed", "this client was clos
 
 async function answered(exchange) {
   while (!exchange.ended) await exchange.changed();
-  if (exchange.error) throw exchange.error;
+  if (exchange.error !== undefined) throw exchange.error;
   return exchange.answer;
 }
 

@@ -8,6 +8,7 @@ export class Exchange {
   accepted;
   /** The terminal answer of a request that did not fail. */
   answer;
+  /** What the request failed with: an error, or whatever a program has aborted with. */
   error;
   /** Called once when the request has ended. */
   onEnd = () => undefined;
@@ -29,6 +30,11 @@ export class Exchange {
   /** Whether the request is a generation. */
   get streams() {
     return this.#terminal === "done";
+  }
+
+  /** Whether a delta has come. */
+  get begun() {
+    return this.#nextSeq > 0;
   }
 
   /** Whether no answer will follow. */

@@ -88,10 +88,10 @@ export class Generation {
     return [...this.#replies.entries()].sort(([a], [b]) => a - b).map(([, reply]) => reply);
   }
 
-  /** Wait until the request is queued; undefined where it ended before. */
+  /** Wait until the request is queued; undefined where it began or ended without a word of that. */
   async accepted() {
-    while (!this.#exchange.accepted && !this.#exchange.ended) await this.#exchange.changed();
-    if (!this.#exchange.accepted && this.#exchange.error) throw this.#failure();
+    while (!this.#exchange.accepted && !this.#exchange.begun && !this.#exchange.ended) await this.#exchange.changed();
+    if (!this.#exchange.accepted && this.#exchange.error !== undefined) throw this.#failure();
     return this.#exchange.accepted;
   }
 
@@ -142,7 +142,7 @@ export class Generation {
         this.#replies.get(choice).add(delta);
         return delta;
       }
-      if (this.#exchange.error) throw this.#failure();
+      if (this.#exchange.error !== undefined) throw this.#failure();
       if (this.#exchange.answer) return undefined;
       await this.#exchange.changed();
     }

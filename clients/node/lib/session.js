@@ -8,6 +8,8 @@ import { writeRequest } from "./requests.js";
 const PROTOCOL = 1;
 /** Renewals in the time of a lease: two of them may be late. */
 const RENEWALS = 3;
+/** The shortest time between two of them, whatever lease is given. */
+const SHORTEST_RENEWAL_MS = 10;
 /** Messages that wait for the daemon to take them. */
 const MAX_WAITING = 1024;
 const FAREWELL_MS = 200;
@@ -179,12 +181,17 @@ export class Session {
       const message = `the server speaks protocol ${welcome.proto}, which was not offered`;
       return this.#lose(new ConnectionFailed("unsupported_protocol", message));
     }
+    const lease = welcome.limits.lease_s;
+    if (!(Number.isFinite(lease) && lease > 0)) {
+      const message = `the server gives a lease of ${lease} s`;
+      return this.#lose(new ConnectionFailed("protocol_violation", message, { field: "lease_s" }));
+    }
     if (this.welcome && this.welcome.epoch !== welcome.epoch) return this.#lose(lost("the daemon was restarted"));
     const first = !this.welcome;
     this.welcome = welcome;
     clearTimeout(this.#deadline);
     clearInterval(this.#lease);
-    const period = Math.min(1000 * welcome.limits.lease_s, this.#silenceMs) / RENEWALS;
+    const period = Math.max(Math.min(1000 * lease, this.#silenceMs) / RENEWALS, SHORTEST_RENEWAL_MS);
     this.#lease = setInterval(() => this.#renew(period), period);
     if (first) this.#settle.resolve(welcome);
     return undefined;

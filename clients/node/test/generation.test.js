@@ -103,6 +103,19 @@ test(
 );
 
 test(
+  "a generation that begins without having been accepted is not waited for",
+  scene(async (peer) => {
+    await peer.greet();
+    const { generation, id } = await peer.generate();
+    const accepted = generation.accepted();
+    await peer.say({ t: "delta", id, seq: 0, text: "x" });
+    assert.equal(await accepted, undefined);
+    await peer.done(id);
+    assert.equal(await generation.text(), "x");
+  }),
+);
+
+test(
   "an aborted signal ends the request with its reason, here and at the daemon",
   session(async (peer) => {
     const controller = new AbortController();
@@ -115,6 +128,11 @@ test(
     await assert.rejects(asked, { name: "AbortError" });
     assert.equal((await peer.take("cancel")).id, id);
     await assert.rejects(peer.client.generate({ prompt: "x" }, { signal }).text(), { name: "AbortError" });
+    for (const reason of [null, 0, ""]) {
+      const aborted = { signal: AbortSignal.abort(reason) };
+      await assert.rejects(peer.client.generate({ prompt: "x" }, aborted).text(), (error) => error === reason);
+      await assert.rejects(peer.client.status(aborted), (error) => error === reason);
+    }
     // The answers that were on their way are ignored.
     await peer.done(id);
     await peer.generate();

@@ -4,7 +4,7 @@ import { decode, encode } from "@msgpack/msgpack";
 import { Router } from "zeromq";
 import { Client } from "hearth-client";
 
-const LIMITS = {
+export const LIMITS = {
   frame_bytes: 4096,
   frames: 4,
   requests_per_client: 64,

@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { encode } from "@msgpack/msgpack";
 import { Client, FEATURES } from "hearth-client";
-import { Peer, scene } from "./peer.js";
+import { LIMITS, Peer, scene } from "./peer.js";
 
 const lost = { name: "ConnectionFailed", code: "connection_lost" };
 
@@ -180,6 +180,32 @@ test(
     assert.equal((await generation.result()).reason, "stop");
   }),
 );
+
+test(
+  "names and extensions that the decoder refuses are skipped where they are unknown",
+  scene(async (peer) => {
+    await peer.greet();
+    const { generation, id } = await peer.generate();
+    const odd = { ["__proto__"]: { text: "x" }, constructor: 1, seventeen: 9 };
+    const timestamp = Buffer.from("a46c61746581a161c703ff010203", "hex");
+    const delta = encode({ t: "delta", id, seq: 0, text: "yes", choices: odd, ["__proto__"]: 1 });
+    delta[0] += 1;
+    await peer.send(Buffer.concat([delta, timestamp]));
+    await peer.done(id);
+    assert.equal(await generation.text(), "yes");
+  }),
+);
+
+for (const [name, lease_s] of Object.entries({ none: 0, negative: -1, NaN, infinite: Infinity })) {
+  test(
+    `a lease that cannot be: ${name}`,
+    scene(async (peer) => {
+      const refused = assert.rejects(peer.client.connect(), { code: "protocol_violation", field: "lease_s" });
+      await peer.welcome({ limits: { ...LIMITS, lease_s } });
+      await refused;
+    }),
+  );
+}
 
 test(
   "silence is a loss, after leases that were not answered",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hearth_client.channel import Channel
 from hearth_client.connection import Connection, Exchange
-from hearth_client.errors import ClientClosed, ConnectionLost, HearthClientError
+from hearth_client.errors import ClientClosed, ClientShared, ConnectionLost, HearthClientError
 from hearth_client.keys import ClientKeys
 from hearth_client.pictures import Frame
 from hearth_client.protocol import Request, Welcome
@@ -65,6 +65,7 @@ class AsyncSession(Session):
         while self._opening:
             await self._wait(object())
         self._check_not_closed()
+        self._check_loop()
         if self._channel is None:
             self._opening = True
             try:
@@ -90,7 +91,10 @@ class AsyncSession(Session):
         self._readable()
 
     async def wait_for(self, exchange: Exchange) -> None:
-        """Wait until `exchange` has a delta or has ended; for one task per exchange."""
+        """Wait until `exchange` has a delta or has ended; raises ClientShared for a second task."""
+        self._check_loop()
+        if exchange.id in self._waiters:
+            raise ClientShared("another task reads this generation")
         while not exchange.deltas and not exchange.ended:
             await self._wait(exchange.id)
 
@@ -112,6 +116,11 @@ class AsyncSession(Session):
         """End the session; open requests end with ClientClosed."""
         self._closed = True
         self._lose(ClientClosed("this client was closed"), self._connection.farewell())
+
+    def _check_loop(self) -> None:
+        # The loop that opened the session reads for it: in another one nothing would ever come.
+        if self._channel is not None and self._loop != _running_loop():
+            raise ClientShared("another loop opened this session: make a client for each one")
 
     def _cancel_forgotten(self, exchange: Exchange) -> None:
         exchange.deltas.clear()

@@ -1,5 +1,6 @@
 """The conversation with a daemon, apart from any I/O: bytes in, answered requests out."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -15,6 +16,7 @@ from hearth_client.errors import (
     MessageTooLarge,
     ProtocolViolation,
     UnsupportedOption,
+    UnsupportedProtocol,
     error_for,
 )
 from hearth_client.pictures import Frame
@@ -46,6 +48,8 @@ FEATURES = ("reasoning", "tool_calls", "end_details")
 """Features of the protocol that a client has unless it is told others."""
 RENEWALS = 3
 """Renewals in the time of a lease: two of them may be late."""
+_SHORTEST_RENEWAL_S = 0.01
+"""The shortest time between two of them, whatever lease is given."""
 
 _ENDS_WITH: dict[type[Request], type[Reply]] = {
     Tokenize: Tokens,
@@ -259,12 +263,21 @@ class Connection:
 
     def _renewed(self, now: float) -> None:
         if self.welcome is not None:
-            self.renew_at = now + min(self.welcome.limits.lease_s, self._silence_s) / RENEWALS
+            renewal_s = min(self.welcome.limits.lease_s, self._silence_s) / RENEWALS
+            self.renew_at = now + max(renewal_s, _SHORTEST_RENEWAL_S)
 
     def _session(self, message: Welcome | Leased, now: float) -> None:
-        if isinstance(message, Welcome):
-            if self.welcome is not None and self.welcome.epoch != message.epoch:
-                self.lose(ConnectionLost("the daemon was restarted"))
+        if not isinstance(message, Welcome):
+            return
+        lease_s = message.limits.lease_s
+        if message.proto != PROTOCOL:
+            text = f"the server speaks protocol {message.proto}, which was not offered"
+            self.lose(UnsupportedProtocol(text, "proto"))
+        elif not (math.isfinite(lease_s) and lease_s > 0):
+            self.lose(ProtocolViolation(f"the server gives a lease of {lease_s} s", "lease_s"))
+        elif self.welcome is not None and self.welcome.epoch != message.epoch:
+            self.lose(ConnectionLost("the daemon was restarted"))
+        else:
             self.welcome = message
             self._renewed(now)
 
@@ -272,6 +285,8 @@ class Connection:
         exchange = self._open.get(message.id)
         if exchange is None:
             return None
+        if exchange.ends_with is not Done:
+            return self._of_another_kind(exchange)
         if message.seq != exchange.next_seq:
             del self._open[message.id]
             exchange.error = ProtocolViolation(
@@ -286,18 +301,23 @@ class Connection:
         exchange = self._open.get(message.id)
         if exchange is None:
             return None
-        if isinstance(message, Accepted):
-            exchange.accepted = message
+        if isinstance(message, Accepted) and exchange.ends_with is Done:
+            exchange.accepted = exchange.accepted or message
             return exchange
+        if not isinstance(message, (Error, exchange.ends_with)):
+            return self._of_another_kind(exchange)
         del self._open[message.id]
         if isinstance(message, Error):
             exchange.error = error_for(message)
-        elif not isinstance(message, exchange.ends_with):
-            exchange.error = ProtocolViolation("the server answered with another kind of message")
         elif isinstance(message, Done):
             exchange.done = message
         else:
             exchange.reply = message
+        return exchange
+
+    def _of_another_kind(self, exchange: Exchange) -> Exchange:
+        del self._open[exchange.id]
+        exchange.error = ProtocolViolation("the server answered with another kind of message")
         return exchange
 
 

@@ -12,6 +12,7 @@ from hearth_client.errors import (
     ConnectionRefused,
     ConnectionTimeout,
     HearthClientError,
+    InvalidValue,
     NotAllowed,
 )
 from hearth_client.keys import ClientKeys
@@ -37,6 +38,10 @@ class Session(ABC):
         timeout: float | None,
         silence_s: float,
     ) -> None:
+        if not silence_s > 0:
+            raise InvalidValue(f"silence_s is above 0, not {silence_s}", "silence_s")
+        if timeout is not None and not timeout >= 0:
+            raise InvalidValue(f"timeout is 0 or above, not {timeout}", "timeout")
         self._address = address
         self._keys = keys
         self._connection = connection

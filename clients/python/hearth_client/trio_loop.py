@@ -37,6 +37,12 @@ class TrioLoop:
         self._token = trio.lowlevel.current_trio_token()
         self._readers: dict[int, trio.CancelScope] = {}
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TrioLoop) and other._token is self._token
+
+    def __hash__(self) -> int:
+        return hash(self._token)
+
     def create_future(self) -> TrioFuture:
         """A future without a result."""
         return TrioFuture()

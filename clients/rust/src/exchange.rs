@@ -39,6 +39,14 @@ impl End {
     }
 }
 
+/// What ends a request whose answer is of another kind than it asks for.
+pub(crate) fn of_another_kind() -> Error {
+    Error::new(
+        Code::ProtocolViolation,
+        "the server answered with another kind of message",
+    )
+}
+
 /// Answers so far. `end` is set once, and nothing is added from then on.
 #[derive(Debug, Default)]
 pub struct Answers {
@@ -108,10 +116,7 @@ impl Exchange {
     /// End the request; a second end counts for nothing.
     pub(crate) fn end(&self, end: Result<End, Error>) {
         let end = match end {
-            Ok(end) if end.kind() != self.kind => Err(Error::new(
-                Code::ProtocolViolation,
-                "the server answered with another kind of message",
-            )),
+            Ok(end) if end.kind() != self.kind => Err(of_another_kind()),
             end => end,
         };
         self.change(|answers| {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Code, Error};
-use crate::exchange::{End, Exchange};
+use crate::exchange::{of_another_kind, End, Exchange, Kind};
 use crate::msgpack;
 use crate::protocol::{Answer, Delta, Hello, Refusal, Request, Welcome, PROTOCOL};
 
@@ -118,11 +118,12 @@ impl Session {
                 return self.refuse(refusal)
             }
             Ok(Answer::Delta(delta)) => return self.delta(delta, frame.len()),
-            Ok(Answer::Accepted(accepted)) => {
-                if let Some(open) = self.open.get(&accepted.id) {
+            Ok(Answer::Accepted(accepted)) => match self.open.get(&accepted.id) {
+                Some(open) if open.exchange.kind == Kind::Generation => {
                     open.exchange.accept(accepted);
                 }
-            }
+                _ => self.end(&accepted.id.clone(), Err(of_another_kind())),
+            },
             Ok(Answer::Done(done)) => self.end(&done.id.clone(), Ok(End::Done(done))),
             Ok(Answer::Error(refusal)) => self.end(&refusal.id.clone(), Err(refusal.into())),
             Ok(Answer::Tokens { id, tokens }) => self.end(&id, Ok(End::Tokens(tokens))),
@@ -157,6 +158,11 @@ impl Session {
                 welcome.proto
             );
             return Effect::Lost(Error::new(Code::UnsupportedProtocol, text));
+        }
+        let lease_s = welcome.limits.lease_s;
+        if !lease_s.is_finite() || lease_s <= 0.0 {
+            let text = format!("the server gives a lease of {lease_s} s");
+            return Effect::Lost(Error::at("lease_s", Code::ProtocolViolation, text));
         }
         let known = self
             .welcome
@@ -199,6 +205,10 @@ impl Session {
             Some(open) => open,
             None => return Effect::Nothing,
         };
+        if open.exchange.kind != Kind::Generation {
+            self.end(&id, Err(of_another_kind()));
+            return Effect::Nothing;
+        }
         let error = if delta.seq != open.next_seq {
             let text = format!("delta {} came where {} was due", delta.seq, open.next_seq);
             Error::at("seq", Code::ProtocolViolation, text)

@@ -19,6 +19,8 @@ const MAX_WAITING: usize = 1024;
 const BURST: usize = 256;
 /// Renewals in the time of a lease: two of them may be late.
 const RENEWALS: u32 = 3;
+/// The shortest time between two of them in seconds, whatever lease is given.
+const SHORTEST_RENEWAL_S: f64 = 0.01;
 const RECONNECT_MS: i32 = 20;
 const RECONNECT_MAX_MS: i32 = 200;
 const FAREWELL_MS: i32 = 100;
@@ -126,6 +128,8 @@ impl RunningClock {
 struct Link {
     socket: zmq::Socket,
     monitor: zmq::Socket,
+    /// The connection has ended, and what came before is still to be read.
+    has_ended: bool,
 }
 
 impl Link {
@@ -141,7 +145,11 @@ impl Link {
         monitor.set_linger(0)?;
         monitor.connect("inproc://events")?;
         socket.connect(address)?;
-        Ok(Self { socket, monitor })
+        Ok(Self {
+            socket,
+            monitor,
+            has_ended: false,
+        })
     }
 
     fn send(&self, message: Vec<u8>, frames: Vec<Vec<u8>>) -> Result<(), Error> {
@@ -294,11 +302,8 @@ impl Worker {
         if self.link.is_some() {
             return;
         }
-        let now = self.clock.now();
-        if let Err(error) = probe(&self.settings.address) {
-            if error.code() != &Code::ConnectionRefused || now >= self.awaited_until {
-                return self.lose(&error);
-            }
+        if let Err(error) = self.reachable() {
+            return self.lose(&error);
         }
         match Link::open(&self.settings.address) {
             Ok(link) => self.link = Some(link),
@@ -307,9 +312,19 @@ impl Worker {
                 return self.lose(&Error::new(Code::ConnectionRefused, text));
             }
         }
-        self.limit = now + self.settings.timeout;
+        self.limit = self.clock.now().saturating_add(self.settings.timeout);
         self.session = Session::new(self.settings.hello.clone(), self.settings.buffer_bytes);
         self.tell(&self.session.hello());
+    }
+
+    /// Fail where nobody listens, unless that is to be waited for.
+    fn reachable(&mut self) -> Result<(), Error> {
+        let now = self.clock.now();
+        match probe(&self.settings.address) {
+            Err(error) if error.code() != &Code::ConnectionRefused => Err(error),
+            Err(error) if now >= self.awaited_until => Err(error),
+            _ => Ok(()),
+        }
     }
 
     fn send(&mut self, request: Waiting) {
@@ -359,12 +374,15 @@ impl Worker {
             .welcome()
             .map_or(f64::INFINITY, |one| one.limits.lease_s);
         let silence_s = self.settings.silence.as_secs_f64();
-        Duration::from_secs_f64(lease_s.max(0.0).min(silence_s) / f64::from(RENEWALS))
+        let renewal_s = lease_s.min(silence_s) / f64::from(RENEWALS);
+        Duration::from_secs_f64(renewal_s.max(SHORTEST_RENEWAL_S))
     }
 
     fn receive(&mut self) {
         // Looked at before: what came ahead of the end is then read ahead of it.
-        let disconnected = self.link.as_ref().map_or(false, Link::disconnected);
+        if let Some(link) = &mut self.link {
+            link.has_ended = link.has_ended || link.disconnected();
+        }
         for _ in 0..BURST {
             let received = match &self.link {
                 Some(link) => link.receive(),
@@ -372,7 +390,7 @@ impl Worker {
             };
             let frame = match received {
                 Ok(Some(frame)) => frame,
-                Ok(None) => break,
+                Ok(None) => return self.take_end(),
                 Err(error) => {
                     let text = format!("ZeroMQ cannot receive: {error}");
                     return self.lose(&Error::new(Code::ConnectionLost, text));
@@ -386,7 +404,21 @@ impl Worker {
                 Effect::Lost(error) => return self.lose(&error),
             }
         }
-        if disconnected {
+    }
+
+    /// Act on the end of the connection, behind the last message that came on it.
+    fn take_end(&mut self) {
+        let has_ended = self.link.as_mut().map(|link| &mut link.has_ended);
+        if !has_ended.map_or(false, std::mem::take) {
+            return;
+        }
+        if self.session.welcome().is_none() {
+            // Whoever listened is gone and cannot have kept the first hello.
+            if let Err(error) = self.reachable() {
+                return self.lose(&error);
+            }
+            self.tell(&self.session.hello());
+        } else {
             self.lose(&Error::new(
                 Code::ConnectionLost,
                 "the connection to the daemon has ended",
@@ -422,11 +454,16 @@ impl Worker {
                     .unwrap_or_else(|| self.silent());
                 self.lose(&error);
             }
-        } else if now >= self.heard + self.settings.silence {
+        } else if now >= self.silent_at() {
             self.lose(&self.silent());
         } else if now >= self.renew_at {
             self.tell(&Request::Lease);
         }
+    }
+
+    /// When silence counts as a loss; programs may give times without end.
+    fn silent_at(&self) -> Duration {
+        self.heard.saturating_add(self.settings.silence)
     }
 
     fn silent(&self) -> Error {
@@ -441,7 +478,7 @@ impl Worker {
             items.push(link.socket.as_poll_item(zmq::POLLIN));
             items.push(link.monitor.as_poll_item(zmq::POLLIN));
             let due = match self.session.welcome() {
-                Some(_) => self.renew_at.min(self.heard + self.settings.silence),
+                Some(_) => self.renew_at.min(self.silent_at()),
                 None => self.limit,
             };
             let left = due.saturating_sub(self.clock.now()).min(self.clock.most);
@@ -456,7 +493,7 @@ impl Worker {
     /// End the session, all open requests and those who wait for one.
     fn lose(&mut self, error: &Error) {
         if self.session.welcome().is_some() {
-            self.awaited_until = self.clock.now() + self.settings.timeout;
+            self.awaited_until = self.clock.now().saturating_add(self.settings.timeout);
         }
         self.link = None;
         self.session.lose(error);

@@ -108,9 +108,13 @@ impl Drop for Peer {
 }
 
 fn welcome() -> Value {
+    welcome_of(30.0)
+}
+
+fn welcome_of(lease_s: f64) -> Value {
     let limits = json!({
         "frame_bytes": 4096, "frames": 3, "requests_per_client": 4, "prompt_tokens": 100,
-        "total_tokens": 200, "queued_requests": 8, "queued_tokens": 800, "lease_s": 30,
+        "total_tokens": 200, "queued_requests": 8, "queued_tokens": 800, "lease_s": lease_s,
         "images": 2, "image_bytes": 1000, "request_image_bytes": 1500,
     });
     json!({"t": "welcome", "proto": 1, "server": "scripted", "limits": limits, "epoch": "one"})
@@ -334,6 +338,87 @@ fn the_lease_is_renewed_by_the_clock_and_silence_is_a_loss() {
     peer.take("generate");
     peer.socket.as_ref().unwrap().recv_multipart(0).unwrap();
     assert_eq!(code(silent.wait()), Code::ConnectionTimeout);
+}
+
+#[test]
+fn a_connection_that_ends_before_the_welcome_is_made_again() {
+    let mut peer = Peer::new();
+    let client = peer.options().client().unwrap();
+    let opening = client.open();
+    peer.take("hello");
+    // Behind a new name of the socket's, so that somebody listens all the time.
+    let old = peer.socket.take();
+    fs::remove_file(&peer.path).unwrap();
+    peer.start();
+    drop(old);
+    peer.greet();
+    assert_eq!(opening.wait().unwrap().server, "scripted");
+}
+
+#[test]
+fn all_that_came_before_a_loss_is_read() {
+    let mut peer = Peer::new();
+    let client = peer.greeted(peer.options());
+    let generation = client.generate(Generate::prompt("a"));
+    let request = peer.take("generate");
+    // As many as ZeroMQ reads ahead, and slower to decode than to receive.
+    let tokens: Vec<u32> = vec![70_000; 2_000];
+    for seq in 0..900 {
+        peer.say(&json!({
+            "t": "delta", "id": request["id"], "seq": seq, "text": "x", "tokens": tokens,
+        }));
+    }
+    peer.done(&request, "stop");
+    peer.socket.as_ref().unwrap().set_linger(10_000).unwrap();
+    peer.socket = None;
+    assert_eq!(generation.wait().unwrap().text.len(), 900);
+}
+
+#[test]
+fn a_welcome_that_cannot_be_is_refused() {
+    for lease_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let mut peer = Peer::new();
+        let opening = peer.options().client().unwrap().open();
+        peer.take("hello");
+        // JSON has no such numbers: the last value of the message takes the place of 30.
+        let mut bytes = rmp_serde::to_vec(&welcome_of(30.5)).unwrap();
+        let written = [&[0xcb][..], &30.5_f64.to_be_bytes()].concat();
+        let place = bytes.windows(9).position(|one| one == written).unwrap();
+        bytes[place + 1..place + 9].copy_from_slice(&lease_s.to_be_bytes());
+        peer.send(&bytes);
+        assert_eq!(code(opening.wait()), Code::ProtocolViolation, "{lease_s}");
+    }
+}
+
+#[test]
+fn a_lease_and_waits_of_any_length_are_kept() {
+    for lease_s in [1e-300, 1e308] {
+        let mut peer = Peer::new();
+        let options = peer.options().timeout(Duration::MAX);
+        let client = options.silence(Duration::MAX).client().unwrap();
+        let opening = client.open();
+        peer.take("hello");
+        peer.say(&welcome_of(lease_s));
+        opening.wait().unwrap();
+        let reply = client.generate(Generate::prompt("a"));
+        let request = peer.take("generate");
+        peer.done(&request, "stop");
+        reply.wait().unwrap();
+    }
+}
+
+#[test]
+fn an_answer_of_another_kind_ends_its_request() {
+    let mut peer = Peer::new();
+    let client = peer.greeted(peer.options());
+    let asked = client.tokenize(Tokenize::text("a"));
+    let request = peer.take("tokenize");
+    peer.delta(&request, 0, "x");
+    assert_eq!(code(asked.wait()), Code::ProtocolViolation);
+    let asked = client.tokenize(Tokenize::text("a"));
+    let request = peer.take("tokenize");
+    peer.say(&json!({"t": "accepted", "id": request["id"], "prompt_tokens": 9}));
+    assert_eq!(code(asked.wait()), Code::ProtocolViolation);
 }
 
 #[test]

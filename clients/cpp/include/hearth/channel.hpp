@@ -52,7 +52,10 @@ namespace detail {
 
 using Clock = std::chrono::steady_clock;
 
+/// A time of a program or a daemon, from none to a century, beyond which the clock could not count.
 inline Clock::duration seconds(double count) {
+  constexpr double century = 3.2e9;
+  count = count < century ? std::max(count, 0.0) : century;
   return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 

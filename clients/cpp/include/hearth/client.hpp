@@ -92,11 +92,11 @@ class Generation {
   std::optional<Delta> next() { return delta_by({}); }
   /// The same for `timeout` at most: none also when nothing came, and `ended` tells which.
   std::optional<Delta> next(std::chrono::milliseconds timeout) {
-    return delta_by(detail::Clock::now() + timeout);
+    return delta_by(within(timeout));
   }
   /// Wait for the next event of any kind for `timeout` at most; a failure is returned, not thrown.
   std::optional<Event> next_event(std::optional<std::chrono::milliseconds> timeout = {}) {
-    return event_by(timeout ? std::optional(detail::Clock::now() + *timeout) : std::nullopt);
+    return event_by(timeout ? std::optional(within(*timeout)) : std::nullopt);
   }
   /// True once the last event was read.
   bool ended() const noexcept { return seen_->done || seen_->failure; }
@@ -174,6 +174,9 @@ class Generation {
         exchange_(std::move(exchange)),
         seen_(std::make_unique<Seen>()) {}
 
+  static detail::Clock::time_point within(std::chrono::milliseconds timeout) {
+    return detail::Clock::now() + detail::seconds(std::chrono::duration<double>(timeout).count());
+  }
   std::optional<Event> event_by(std::optional<detail::Clock::time_point> limit) {
     auto event = session_->next(exchange_, limit);
     if (!event) return event;
@@ -209,9 +212,14 @@ class Client {
  public:
   explicit Client(ClientOptions options = {})
       : options_(std::move(options)), address_(detail::resolve_address(options_.address)) {
-    if (!(options_.silence_s > 0)) {
-      raise(detail::refusal("invalid_value", "silence_s must be above 0", "silence_s"));
-    }
+    const auto above_0 = [](double value, const char* name) {
+      if (!(value > 0)) {
+        raise(detail::refusal("invalid_value", std::string(name) + " must be above 0", name));
+      }
+    };
+    above_0(options_.silence_s, "silence_s");
+    above_0(options_.answer_s, "answer_s");
+    above_0(options_.timeout_s.value_or(usual_timeout_s), "timeout_s");
   }
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;

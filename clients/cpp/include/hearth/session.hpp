@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -28,7 +29,8 @@ namespace hearth {
 
 /// What comes of a generation, in order; `Done` or `Failure` comes once and last.
 using Event = std::variant<Accepted, Delta, Done, Failure>;
-/// Reader of events on the client's own thread: it must not block, and not throw.
+/// Reader of events on the client's own thread: it must not block. One that throws gets no more:
+/// its generation is cancelled, and `next_event` has a Failure with the code callback_failed.
 using Callback = std::function<void(const Event&)>;
 
 namespace detail {
@@ -59,6 +61,7 @@ struct Exchange {
   std::deque<Event> events;
   std::size_t bytes = 0;  // Of events that nobody has taken.
   std::int64_t next_seq = 0;
+  bool accepted = false;  // Of the session's thread, as is `next_seq`.
   bool sent = false;
   bool ended = false;
   std::optional<Value> reply;  // What ends a request that is no generation.
@@ -205,6 +208,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
  private:
   static constexpr int renewals = 3;  // In the time of a lease: two of them may be late.
+  static constexpr double shortest_renewal_s = 0.01;  // Whatever lease is given.
   static constexpr std::size_t most_waiting = 1024;
   static constexpr int most_taken = 256;  // Messages between two looks at the clock.
 
@@ -382,7 +386,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void renewed() {
     const std::lock_guard lock(mutex_);
     const double lease_s = std::min(welcome_->limits.lease_s, options_.silence_s);
-    renew_at_ = clock_.now() + seconds(std::max(lease_s / renewals, 0.01));
+    renew_at_ = clock_.now() + seconds(std::max(lease_s / renewals, shortest_renewal_s));
   }
   /// Time until there is something to do; none where the daemon was silent for too long.
   std::optional<std::chrono::milliseconds> next_due() {
@@ -428,7 +432,13 @@ class Session : public std::enable_shared_from_this<Session> {
   }
   void welcomed(Welcome welcome, std::string raw) {
     welcome.raw = std::move(raw);
-    if (welcome.proto != 1) raise(broken("protocol_violation", "the server chose no protocol of ours"));
+    if (welcome.proto != 1) {
+      raise(broken("unsupported_protocol", "the server chose no protocol of ours", "proto"));
+    }
+    const double lease_s = welcome.limits.lease_s;
+    if (!std::isfinite(lease_s) || lease_s <= 0) {
+      raise(broken("protocol_violation", "the server gives no lease", "lease_s"));
+    }
     {
       const std::lock_guard lock(mutex_);
       if (welcome_ && welcome_->epoch != welcome.epoch) {
@@ -461,7 +471,7 @@ class Session : public std::enable_shared_from_this<Session> {
     auto accepted = answer<Accepted>(message);
     accepted.raw = std::move(raw);
     if (exchange->ends_with != "done") return end(exchange, wrong_kind());
-    push(exchange, std::move(accepted));
+    if (!std::exchange(exchange->accepted, true)) push(exchange, std::move(accepted));
   }
   void add(const Handle& exchange, const Value& message, std::string raw) {
     auto delta = answer<Delta>(message);
@@ -519,9 +529,17 @@ class Session : public std::enable_shared_from_this<Session> {
       exchange->calling = true;
       exchange->ended = last;
       lock.unlock();
-      (*callback)(event);
+      auto failure = fault_of(*callback, event);
       lock.lock();
       exchange->calling = false;
+      if (failure && exchange->callback) {
+        exchange->callback.reset();
+        if (!exchange->ended) post_cancel(*exchange);
+        open_.erase(exchange->id);
+        exchange->ended = true;
+        exchange->events.push_back(std::move(*failure));
+        if (exchange->wake) exchange->wake->set();
+      }
     } else {
       exchange->bytes += size_of(event);
       exchange->events.push_back(std::move(event));
@@ -529,6 +547,17 @@ class Session : public std::enable_shared_from_this<Session> {
       if (exchange->wake) exchange->wake->set();
     }
     exchange->changed.notify_all();
+  }
+  /// Call a reader; what it throws.
+  static std::optional<Failure> fault_of(const Callback& callback, const Event& event) {
+    try {
+      callback(event);
+      return {};
+    } catch (const std::exception& error) {
+      return refusal("callback_failed", std::string("the callback threw: ") + error.what());
+    } catch (...) {
+      return refusal("callback_failed", "the callback threw");
+    }
   }
   void lose(Failure failure) {
     {

@@ -28,10 +28,16 @@ final class Session implements Runnable, Zmtp.Listener {
     /** Renewals in the time of a lease: two of them may be late. */
     private static final int RENEWALS = 3;
 
+    /** The shortest time between two of them, whatever lease is given. */
+    private static final long SHORTEST_RENEWAL_NANOS = 10_000_000;
+
     private static final long RETRY_NANOS = 20_000_000;
     private static final int BUFFER_BYTES = 128 << 10;
     private static final int READS = 16;
     private static final long MAX_UNSENT_BYTES = 256L << 20;
+    /** Beyond them nothing more is answered to a daemon that takes nothing. */
+    private static final int MAX_UNSENT_PARTS = 1 << 16;
+
     private static final ByteBuffer LEASE = Writer.write("lease", Map.of()).message();
     private static final ByteBuffer BYE = Writer.write("bye", Map.of()).message();
 
@@ -478,7 +484,8 @@ final class Session implements Runnable, Zmtp.Listener {
 
     private void renewed() {
         double lease = welcome.limits().leaseS() * 1e9;
-        renewAt = now + (long) Math.min(lease, settings.silence.toNanos()) / RENEWALS;
+        long renewal = (long) Math.min(lease, settings.silence.toNanos()) / RENEWALS;
+        renewAt = now + Math.max(renewal, SHORTEST_RENEWAL_NANOS);
     }
 
     // --- answers ------------------------------------------------------------------------------
@@ -490,6 +497,10 @@ final class Session implements Runnable, Zmtp.Listener {
 
     @Override
     public void reply(ByteBuffer data) {
+        if (unsent.size() > MAX_UNSENT_PARTS) {
+            String text = "the daemon asks on and takes nothing";
+            throw HearthException.of(ErrorCode.CONNECTION_TIMEOUT, text);
+        }
         queue(data);
     }
 
@@ -517,6 +528,15 @@ final class Session implements Runnable, Zmtp.Listener {
     }
 
     private void welcomed(Answers.Welcome news) {
+        if (news.proto() != PROTOCOL) {
+            String text = "the daemon speaks protocol " + news.proto() + ", which was not offered";
+            throw HearthException.of(ErrorCode.UNSUPPORTED_PROTOCOL, text, "proto");
+        }
+        double lease = news.limits().leaseS();
+        if (!(lease > 0 && lease < Double.POSITIVE_INFINITY)) {
+            String text = "the daemon gives a lease of " + lease + " s";
+            throw HearthException.of(ErrorCode.PROTOCOL_VIOLATION, text, "lease_s");
+        }
         if (state == State.OPEN && !news.epoch().equals(welcome.epoch())) {
             throw lost("the daemon was restarted", null);
         }

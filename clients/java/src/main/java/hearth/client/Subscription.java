@@ -65,6 +65,9 @@ final class Subscription implements Flow.Subscription {
             } catch (RuntimeException error) {
                 // A subscriber must not throw; one that does is served no more.
                 cancel();
+            } catch (Error error) {
+                cancel();
+                throw error;
             }
             seen = wakes.addAndGet(-seen);
         } while (seen != 0);

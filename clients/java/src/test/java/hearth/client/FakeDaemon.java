@@ -61,7 +61,14 @@ final class FakeDaemon implements AutoCloseable {
     /** Accepts a client and welcomes it. */
     void welcome() throws IOException {
         accept();
-        say("welcome", Map.of("proto", 1, "server", "fake", "limits", LIMITS, "epoch", "1"));
+        say("welcome", greeting(1, 30));
+    }
+
+    /** The fields of a welcome. */
+    Map<String, ?> greeting(int proto, double lease) {
+        Map<String, Object> limits = new LinkedHashMap<>(LIMITS);
+        limits.put("lease_s", lease);
+        return Map.of("proto", proto, "server", "fake", "limits", limits, "epoch", "1");
     }
 
     /** The next message but leases, of one frame. */

@@ -1,6 +1,7 @@
 package hearth.client;
 
 import hearth.client.Answers.Delta;
+import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
@@ -127,7 +128,7 @@ final class Sessions {
     }
 
     /** What came to a subscriber, in words. */
-    private static final class Told implements Flow.Subscriber<Delta> {
+    private static class Told implements Flow.Subscriber<Delta> {
         private final BlockingQueue<String> events = new LinkedBlockingQueue<>();
         private Flow.Subscription subscription;
 
@@ -182,6 +183,23 @@ final class Sessions {
             told.subscription.cancel();
             daemon.take("cancel");
         });
+        for (Throwable thrown : List.of(new IllegalStateException(), new AssertionError())) {
+            test("a subscriber that throws ends the generation: " + thrown, (daemon, client) -> {
+                Told told = new Told() {
+                    @Override
+                    public void onNext(Delta delta) {
+                        if (thrown instanceof Error error) {
+                            throw error;
+                        }
+                        throw (RuntimeException) thrown;
+                    }
+                };
+                client.generate(REQUEST).subscribe(told);
+                told.subscription.request(1);
+                daemon.delta(daemon.start(), 0, "x");
+                daemon.take("cancel");
+            });
+        }
         test("a second subscriber and a request of nothing are refused", (daemon, client) -> {
             Generation reply = client.generate(REQUEST);
             Told first = new Told();
@@ -221,6 +239,20 @@ final class Sessions {
                 Check.equal(error.field() + error.getMessage(), "qLater.");
                 Check.equal(Arrays.toString(error.getStackTrace()).contains("Sessions"), true);
             }
+        });
+        for (double lease : new double[] {0, -1}) {
+            test("a lease that cannot be: " + lease, (daemon, client) -> {
+                Generation reply = client.generate(REQUEST);
+                daemon.start();
+                daemon.say("welcome", daemon.greeting(1, lease));
+                Check.equal(Check.failure(reply::done), ErrorCode.PROTOCOL_VIOLATION);
+            });
+        }
+        test("another protocol", (daemon, client) -> {
+            Generation reply = client.generate(REQUEST);
+            daemon.start();
+            daemon.say("welcome", daemon.greeting(2, 30));
+            Check.equal(Check.failure(reply::done), ErrorCode.UNSUPPORTED_PROTOCOL);
         });
         test("a future fails with the failure", (daemon, client) -> {
             var status = client.statusAsync();
@@ -263,6 +295,21 @@ final class Sessions {
         test("a PING is answered", (daemon, client) -> {
             daemon.write(ByteBuffer.wrap(new byte[] {4, 8, 4, 'P', 'I', 'N', 'G', 0, 9, 'x'}));
             Check.equal(new String(daemon.frame(), StandardCharsets.US_ASCII), "\4PONGx");
+        });
+        test("PINGs of a daemon that takes no PONG are bounded", (daemon, client) -> {
+            Generation reply = client.generate(REQUEST);
+            daemon.take("generate");
+            ByteBuffer pings = ByteBuffer.allocate(9000);
+            while (pings.hasRemaining()) {
+                pings.put(new byte[] {4, 7, 4, 'P', 'I', 'N', 'G', 0, 9});
+            }
+            try {
+                while (true) {
+                    daemon.write(pings.rewind());
+                }
+            } catch (IOException hungUp) {
+                Check.equal(Check.failure(reply::text), ErrorCode.CONNECTION_TIMEOUT);
+            }
         });
         check.test("requests wait for the session, in their order", () -> {
             try (FakeDaemon daemon = new FakeDaemon(); HearthClient client = daemon.builder().build()) {
