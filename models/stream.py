@@ -31,7 +31,7 @@ MARKERS: Final = {
 _SPEECH: Final = 0.47
 _TOOL_SPEECH: Final = 0.25
 _WITH_TOOLS: Final = 0.28
-"""Of the rest."""
+"""Share of the rest."""
 
 # A space is no part of a word, so that a name copied from the list into JSON keeps its tokens.
 _PIECES: Final = r"\p{L}+|\p{N}|\n|[^\p{L}\p{N}\n]+"

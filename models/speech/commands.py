@@ -39,7 +39,7 @@ PHRASINGS: Final = {intent.name: _phrasings(intent) for intent in (*ACTIONS, *ER
 
 
 class Reference(NamedTuple):
-    """What a user calls a device, and the devices that it may mean."""
+    """A name that a user gives a device, and the devices that it may mean."""
 
     text: str
     found: tuple[Device, ...]

@@ -206,6 +206,7 @@ NAMES = (
     "lora",
     "structured",
     "vision",
+    "clients",
 )
 
 

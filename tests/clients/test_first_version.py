@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,10 +54,17 @@ def first(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_their_own_tests_pass(first: Path) -> None:
+@pytest.fixture
+def temporary() -> Iterator[str]:
+    """A folder with a short name, as sockets lie in it."""
+    with tempfile.TemporaryDirectory(prefix="h1-") as folder:
+        yield f"{folder}/t"
+
+
+def test_their_own_tests_pass(first: Path, temporary: str) -> None:
     files = [f"tests_of_010/clients/test_{name}.py" for name in WITH_A_DAEMON]
     command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml")]
-    command += ["--rootdir", str(first), "--basetemp", str(first / "temporary")]
+    command += ["--rootdir", str(first), "--basetemp", temporary]
     command += ["-p", "tests.conftest", "-p", "no:cacheprovider", *files]
     places = [str(first), str(first / "clients" / "python"), *sys.path]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
