@@ -8,7 +8,7 @@ import shlex
 import sys
 from typing import Literal
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 
 
 def version_numbers(text: str) -> tuple[int, ...]:

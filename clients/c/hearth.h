@@ -116,7 +116,7 @@ typedef struct hearth_event {
  * HEARTH_DONE or HEARTH_FAILED, last. It may be called before hearth_generate has returned. */
 typedef void (*hearth_callback)(const hearth_event *event, void *user);
 
-/* The library's version, "0.2.0". */
+/* The library's version, "0.3.0". */
 HEARTH_API const char *hearth_version(void);
 
 /* Free what a call has returned to be freed; NULL is let be. */

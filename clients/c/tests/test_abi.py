@@ -222,7 +222,7 @@ def test_symbols_are_versioned_and_no_others_are_seen() -> None:
 
 
 def test_version(library: ctypes.CDLL) -> None:
-    assert library.hearth_version() == b"0.2.0"
+    assert library.hearth_version() == b"0.3.0"
 
 
 def test_events_are_polled_by_a_descriptor(

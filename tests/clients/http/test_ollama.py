@@ -62,7 +62,7 @@ def test_what_is_served(client: ollama.Client, home: str) -> None:
     shown = client.show("home")
     assert shown.capabilities == ["completion", "tools"]
     assert shown.modelinfo == {"general.architecture": "qwen3", "qwen3.context_length": 2042}
-    assert httpx.get(f"{home}/api/version").json() == {"version": "0.2.0"}
+    assert httpx.get(f"{home}/api/version").json() == {"version": "0.3.0"}
 
 
 @pytest.mark.parametrize(

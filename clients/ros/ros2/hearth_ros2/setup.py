@@ -4,7 +4,7 @@ NAME = "hearth_ros2"
 
 setup(
     name=NAME,
-    version="0.2.0",
+    version="0.3.0",
     description="Node that offers the language model of a Hearth daemon to ROS 2",
     license="Apache-2.0",
     packages=[NAME],
