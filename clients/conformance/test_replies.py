@@ -79,13 +79,13 @@ def test_deltas_joined_are_the_reply(driver: Driver, daemon: OwnDaemon) -> None:
 def test_options_of_sampling_are_honoured(driver: Driver, daemon: OwnDaemon) -> None:
     options: dict[str, Any] = {
         "max_tokens": 24,
-        "temperature": 0.9,
+        "temperature": 1.9,
         "top_k": 40,
         "top_p": 0.95,
         "min_p": 0.01,
         "repetition_penalty": 1.1,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 1.5,
         "logit_bias": [[5, -100.0], [7, 1.5]],
         "seed": 9223372036854775807,
         "ignore_eos": True,

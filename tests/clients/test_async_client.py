@@ -24,6 +24,7 @@ from hearth_client import (
     InvalidValue,
     async_client,
 )
+from hearth_client.trio_loop import TrioLoop
 from tests.daemon.door.harness import Harness, running_door, until
 
 
@@ -269,3 +270,10 @@ def test_what_outlives_its_loop_does_no_harm(
     waits.close()
     anyio.run(client.close, backend=backend, backend_options=options)
     until(lambda: door.sessions() == 0)
+
+
+def test_loops_of_one_run_of_trio_are_one() -> None:
+    async def made_twice() -> set[TrioLoop]:
+        return {TrioLoop(), TrioLoop()}
+
+    assert len(trio.run(made_twice)) == 1
